@@ -134,6 +134,12 @@ def tensor(
         raise ValueError(f"{name} must not be a negative view, as of a conjugate: call resolve_neg() on it")
 
 
+def first_derivative() -> None:
+    """Raise if this backward is to be differentiated: autograd would take its results for constants."""
+    if torch.is_grad_enabled():
+        raise NotImplementedError("this loss has no second derivatives, which create_graph=True asks for")
+
+
 def is_traced() -> bool:
     """Return true under torch.jit.trace and make_fx, which would record the results of kernels as constants."""
     proxy = torch._C._TorchDispatchModeKey.PROXY  # type: ignore[attr-defined]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
 
-from tpbench.kernels import checks
+from tpbench.kernels import checks, compiled
 from tpbench.kernels.entropy import entropy_loss
 from tpbench.kernels.linear.function import linear_entropy_loss
 from tpbench.kernels.row_loss import Options, TopK, Vocabulary, fp16_gradient_scale
@@ -94,12 +93,11 @@ class _LossModule(torch.nn.Module):
         given = {name: each for name, each in (inputs | targets).items() if each is not None or name != "bias"}
         for name, tensor in given.items():
             checks.memory(name, tensor)  # torch.func would raise another error before the function's checks
-        learns = [name for name, tensor in given.items() if torch.is_grad_enabled() and tensor.requires_grad]
-        for name in targets.keys() & learns:
-            raise NotImplementedError(f"{name} requires a gradient, which the losses don't have: detach() it")
+        learns = _learning(given)
+        _refuse_learning(targets)
         of_kernels = ("row_weight", "temperature", *(() if self.options.objective else checks.POLICY_TENSORS))
         rows.update({name: rows[name].float() for name in of_kernels if isinstance(rows.get(name), Tensor)})
-        return bool(learns)
+        return learns
 
     def local(self, name: str, value: Any, dimension: int) -> Any:
         """Return this rank's tensor of a DTensor that the module's group shards along the vocabulary."""
@@ -142,7 +140,10 @@ class EntropyLoss(_LossModule):
     `settings` are the keyword arguments of `entropy_loss` except grad, row_grad, entropy_grad and entropy. The tensors
     of loss="policy" are arguments of `forward`. The gradient gets new memory. With in_place=True it overwrites the
     logits during forward, and nothing else may read them afterwards. An operation that saved them for its own backward,
-    such as tanh, then raises RuntimeError. torch.compile leaves the module out of its graphs.
+    such as tanh, then raises RuntimeError.
+
+    torch.compile takes the module into its graphs, where in_place=True has no effect. It leaves out a module with a
+    function as the loss or with correct=True, and calls with a divisor that is a number.
 
     Backward multiplies by the upstream gradient in fp32. The gradient was already rounded to the logits' dtype, so an
     upstream gradient that isn't a power of two causes a second rounding. grad_scale does not: pass known factors there.
@@ -157,11 +158,12 @@ class EntropyLoss(_LossModule):
     def __init__(self, *, in_place: bool = False, **settings: Any) -> None:
         super().__init__(entropy_loss, {"grad", "entropy"}, settings)
         self.in_place = in_place
+        in_graphs = self.options.objective is None and not self.options.correct
+        self.text = compiled.text_of(self.settings) if in_graphs else None
 
     def extra_repr(self) -> str:
         return ", ".join(filter(None, [super().extra_repr(), "in_place=True" if self.in_place else ""]))
 
-    @_outside_of_graphs
     def forward(self, logits: Tensor, target: Tensor | TopK, **rows: Any) -> Tensor:
         """Return the loss, an fp32 scalar, or (rows,) with reduction="none".
 
@@ -170,33 +172,47 @@ class EntropyLoss(_LossModule):
         that it takes, and perhaps sequence_lengths. They get no gradient.
         """
         logits = self.local("logits", logits, 1)
+        rows = {name: value for name, value in rows.items() if value is not None}
+        are_tensors = all(isinstance(value, Tensor) for value in rows.values())
+        if torch.compiler.is_compiling() and self.text is not None and are_tensors:
+            _refuse_learning(_tensors_of(target) | rows)
+            return compiled.loss_in_graph(self.text, logits, target, rows, _learning({"logits": logits}))
+        return self._outside_of_graphs(logits, target, rows)
+
+    @_outside_of_graphs
+    def _outside_of_graphs(self, logits: Tensor, target: Tensor | TopK, rows: dict[str, Any]) -> Tensor:
         learns = self.check(target, rows, logits=logits)
         self.check_columns("logits", logits.shape[-1] if logits.dim() else 0, logits.device)
         if not learns:
-            result = entropy_loss(logits, target, grad="none", **self.arguments(rows))
-            self.metrics, self.correct = result.metrics, result.correct
-            return result.loss
+            return self.without_gradient(rows, logits, target)
         if rows.get("sequence_lengths") is not None and self.options.reduction == "none":
             raise ValueError("reduction must be 'mean' or 'sum' with sequence_lengths: a loss depends on other rows")
-        return _GradientsInForward.apply(functools.partial(self._with_gradient, rows), logits, target)
+        return _GradientsInForward.apply(functools.partial(self.with_gradient, rows), logits, target)
 
-    def _with_gradient(
+    def without_gradient(self, rows: dict[str, Any], logits: Tensor, target: Tensor | TopK) -> Tensor:
+        result = entropy_loss(logits, target, grad="none", **self.arguments(rows))
+        self.metrics, self.correct = result.metrics, result.correct
+        return result.loss
+
+    def with_gradient(
         self, rows: dict[str, Any], logits: Tensor, target: Tensor | TopK
     ) -> tuple[Tensor, tuple[Tensor | None, ...], float]:
-        settings, stored_scale = self.arguments(rows), 1.0
-        if logits.dtype == torch.float16 and settings.get("reduction", "mean") == "mean":
-            factors = {name: settings.get(name, 1.0) for name in ("grad_scale", "logits_scale")}
-            checks.tensor("logits", logits, ("rows", "local vocab"))
-            for name, factor in factors.items():
-                checks.number(name, factor, low=-math.inf)
-            loss = settings.get("loss", "")
-            stored_scale = fp16_gradient_scale(
-                len(logits), loss if isinstance(loss, str) else "policy", *factors.values()
-            )  # fmt: skip
-            settings["grad_scale"] = factors["grad_scale"] * stored_scale
+        """Return the loss, the gradients of logits and target, and the factor that the gradient contains."""
+        settings = self.arguments(rows)
+        stored_scale = self.stored_scale(len(logits), logits.dtype)
+        if stored_scale != 1.0:
+            settings["grad_scale"] = self.options.grad_scale * stored_scale
         result = entropy_loss(logits, target, grad="in_place" if self.in_place else "new", **settings)
         self.metrics, self.correct = result.metrics, result.correct
         return result.loss, (result.grad, None), stored_scale
+
+    def stored_scale(self, rows: int, dtype: torch.dtype) -> float:
+        """Return the factor that the gradient contains in memory."""
+        options = self.options
+        if dtype != torch.float16 or options.reduction != "mean":
+            return 1.0
+        loss = options.loss if options.objective is None else "policy"
+        return fp16_gradient_scale(rows, loss, options.grad_scale, options.logits_scale)
 
 
 class LinearEntropyLoss(_LossModule):
@@ -280,10 +296,15 @@ def _inputs_with_gradients(*inputs: Tensor | None) -> tuple[Any, ...]:
     return tuple(name for name, tensor in named if tensor is not None and tensor.requires_grad)
 
 
-def _refuse_second_derivatives() -> None:
-    """Raise if this backward is to be differentiated: autograd would take its results for constants."""
-    if torch.is_grad_enabled():
-        raise NotImplementedError("this loss has no second derivatives, which create_graph=True asks for")
+def _learning(inputs: dict[str, Tensor]) -> bool:
+    """Return whether one of the inputs needs a gradient."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs.values())
+
+
+def _refuse_learning(targets: dict[str, Tensor]) -> None:
+    for name, tensor in targets.items():
+        if _learning({name: tensor}):
+            raise NotImplementedError(f"{name} requires a gradient, which the losses don't have: detach() it")
 
 
 class _GradientsInForward(torch.autograd.Function):
@@ -298,14 +319,13 @@ class _GradientsInForward(torch.autograd.Function):
     @staticmethod
     @_outside_of_graphs
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        _refuse_second_derivatives()
+        checks.first_derivative()
         if ctx.gradients is None:
             raise RuntimeError("this loss keeps one gradient and gave it to an earlier backward: run forward again")
         gradients, ctx.gradients = ctx.gradients, None
-        upstream = (upstream if ctx.stored_scale == 1.0 else upstream / ctx.stored_scale).contiguous()
         for gradient in gradients:
             if gradient is not None:
-                scale_rows(gradient.view(1, -1) if gradient.dim() == 1 else gradient, upstream)
+                scale_rows(gradient.view(1, -1) if gradient.dim() == 1 else gradient, upstream, ctx.stored_scale)
         return (None, *gradients)
 
 
@@ -337,7 +357,7 @@ class _GradientsInBackward(torch.autograd.Function):
     @staticmethod
     @_outside_of_graphs
     def backward(ctx: Any, upstream: Tensor, *entropy_upstream: Tensor) -> tuple[Tensor | None, ...]:
-        _refuse_second_derivatives()
+        checks.first_derivative()
         hidden, weight, bias, *others = ctx.saved_tensors
         targets, of_rows = others[: ctx.targets], others[ctx.targets :]
         settings = ctx.module.arguments({**ctx.others, **dict(zip(ctx.of_rows, of_rows, strict=True))})

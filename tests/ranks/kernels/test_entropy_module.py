@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
@@ -19,8 +20,9 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from tests.support.kernel_reference import LOSSES, make, make_linear, reference
-from tpbench.kernels import EntropyLoss, LinearEntropyLoss, entropy_loss
+from tests.support.kernel_reference import LOSSES, make, make_linear, make_policy, reference
+from tests.support.ranks import Rank, ranks_here, run_on_ranks
+from tpbench.kernels import EntropyLoss, LinearEntropyLoss, TopK, entropy_loss
 
 LOGITS, LABELS = make("cross_entropy", rows=4, vocab=8, device="cuda" if torch.cuda.is_available() else "cpu")
 
@@ -194,3 +196,80 @@ def test_a_backward_that_needs_overwritten_values_raises(device: torch.device, a
     assert main_grad._version == 1 and values._version == 0
     with torch.inference_mode():
         entropy_loss(torch.zeros_like(values), target, grad="in_place", **algorithm)
+
+
+def _targets(loss: str, rows: int) -> tuple[torch.Tensor, Any, dict[str, torch.Tensor]]:
+    """Return logits, a target and the tensors of rows of a loss."""
+    logits, target = make("cross_entropy" if loss in ("policy", "top k") else loss, rows=rows, device=LOGITS.device)
+    if loss == "top k":
+        values, indices = (logits * 0.5).topk(4)
+        return logits, TopK(values, indices, "drop"), {}
+    given = make_policy(rows) if loss == "policy" else {}
+    of_rows = {name: each.to(logits.device) for name, each in given.items() if torch.is_tensor(each)}
+    return logits, target, of_rows
+
+
+GRAPHS: list[tuple[str, torch.dtype, dict[str, Any]]] = [
+    ("cross_entropy", torch.float16, {"label_smoothing": 0.1, "in_place": True}),
+    ("reverse_kl", torch.bfloat16, {"reduction": "none"}),
+    ("top k", torch.float32, {"loss": "forward_kl"}),
+    ("policy", torch.float32, {"kl_weight": 0.1, "clip": (0.1, 0.3), "reduction": "sum"}),
+]
+
+
+@pytest.mark.parametrize(("loss", "dtype", "settings"), GRAPHS)
+def test_a_whole_graph_has_the_bits_of_uncompiled_code(loss: Any, dtype: torch.dtype, settings: dict[str, Any]) -> None:
+    module = EntropyLoss(**{"loss": "forward_kl" if loss == "top k" else loss, **settings})
+
+    def loss_of(logits: torch.Tensor, target: Any, rows: dict[str, torch.Tensor]) -> torch.Tensor:
+        return module(logits.to(dtype) * 1.5, target, **rows) * 3.0
+
+    for dynamic, graphs in ((True, 1), (False, 2)):
+        torch.compiler.reset()
+        counter = CompileCounterWithBackend("aot_eager")
+        compiled = torch.compile(loss_of, fullgraph=True, backend=counter, dynamic=dynamic)
+        for rows in (6, 9):
+            logits, target, of_rows = _targets(loss, rows)
+            target = target.to(dtype) if loss == "reverse_kl" else target
+            (right, grad), (value, got) = (_with_grad(each, logits, target, of_rows) for each in (loss_of, compiled))
+            assert torch.equal(right, value) and torch.equal(grad, got) and grad.any()
+            with torch.no_grad():
+                assert torch.equal(compiled(logits, target, of_rows), right)
+        assert counter.frame_count == 2 * graphs  # with and without a gradient
+
+
+def _with_grad(loss_of: Any, logits: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    leaf = logits.clone().requires_grad_()
+    loss = loss_of(leaf, *others)
+    return loss.detach(), torch.autograd.grad(loss, leaf, torch.full_like(loss, 0.7))[0]
+
+
+def test_a_graph_refuses_what_the_module_refuses() -> None:
+    module = EntropyLoss()
+    whole = torch.compile(module, fullgraph=True, backend="aot_eager")
+    loss = whole(LEAF, LABELS)
+    torch.autograd.grad(loss, LEAF, retain_graph=True)
+    with pytest.raises(RuntimeError):
+        torch.autograd.grad(loss, LEAF)
+    with pytest.raises(ValueError, match="target must have shape"):
+        whole(LEAF, LABELS[:3])
+    against = torch.compile(EntropyLoss(loss="forward_kl"), backend="aot_eager")
+    with pytest.raises(NotImplementedError, match="target requires a gradient"):
+        against(LOGITS, LEAF)
+
+
+def _graph_over_ranks(rank: Rank) -> None:
+    logits, target = (each.to(rank.device) for each in make("cross_entropy"))
+    shard = logits.chunk(2, 1)[rank.rank].contiguous()
+    settings = {"group": rank.group, "vocab_size": 100, "exchange": "nccl"}
+    module = EntropyLoss(vocab_start=50 * rank.rank, **settings)
+    whole = torch.compile(module, fullgraph=True, backend="aot_eager")
+    (right, grad), (value, got) = (_with_grad(each, shard, target) for each in (module, whole))
+    assert torch.equal(right, value) and torch.equal(grad, got)
+    with pytest.raises(ValueError, match="50 on rank 1, got 0"):
+        torch.compile(EntropyLoss(vocab_start=0, **settings), fullgraph=True, backend="aot_eager")(shard, target)
+
+
+@pytest.mark.skipif(ranks_here(2) < 2, reason="needs two GPUs")
+def test_a_whole_graph_over_ranks() -> None:
+    run_on_ranks(2, _graph_over_ranks)

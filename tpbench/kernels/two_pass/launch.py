@@ -163,9 +163,13 @@ def reduced(rows: Rows, inverse_count: Tensor | None) -> Tensor:
     return rows.total
 
 
-def scale_rows(grad: Tensor, factor: Tensor) -> None:
-    """Multiply (rows, columns) by a factor, () or (rows,), in place. Rows whose factor is 1 are not written."""
+def scale_rows(grad: Tensor, factor: Tensor, divisor: float = 1.0) -> None:
+    """Multiply (rows, columns) by factor / divisor in place. Rows that this leaves as they are, are not written.
+
+    factor: () or (rows,).
+    """
     rows, columns = grad.shape
+    factor = (factor if divisor == 1.0 else factor / divisor).contiguous()
     if grad.numel():
         block = column_block(columns, _INTERPRETED_CAP if INTERPRETED else _SCALE_BLOCK)
         tile_rows, options = tile(rows, block)
