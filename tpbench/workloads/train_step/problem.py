@@ -94,6 +94,11 @@ class TrainStep:
         return self.batch_size * self.seq_length
 
     @property
+    def title(self) -> str:
+        """Name and kind of the model, for messages."""
+        return f"{self.model} ({self.architecture})"
+
+    @property
     def depth(self) -> int:
         """Number of decoder layers that are trained."""
         return self.num_layers or self.layers

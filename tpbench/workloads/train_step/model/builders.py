@@ -147,7 +147,8 @@ def create(problem: TrainStep) -> Any:
     dtype = getattr(torch, problem.stored_dtype)
     model: Any = builder.create_model(torch.device("cpu"), dtype, problem.depth, problem.attention)
     layers = builder.get_transformer_layers(model)
-    model.styles = {name: STYLES.get(type(style), str(style)) for name, style in builder.get_tp_mapping().items()}
+    plan = builder.get_tp_mapping()
+    model.shard_plan = {f"*.{name}": STYLES.get(type(style), str(style)) for name, style in plan.items()}
     heads = {"num_attention_heads": problem.heads, "num_key_value_heads": problem.kv_heads}
     model.config = PretrainedConfig()
     model.config.update(heads | {"tie_word_embeddings": problem.tied})

@@ -42,16 +42,18 @@ def model_configuration(problem: TrainStep) -> Any:
     """Return the transformers configuration of a problem, with full attention. Raises JobError."""
     _check_exists(problem.architecture)
     configuration = _from_folder(problem) if problem.model_dir else _from_sizes(problem)
-    model, values = f"{problem.model} ({problem.architecture})", configuration.to_dict()
+    values = configuration.to_dict()
     if experts := [name for name, value in values.items() if "expert" in name and value]:
-        raise JobError(f"{model} is a mixture of experts ({experts[0]}), whose operations tpbench does not count")
+        raise JobError(
+            f"{problem.title} is a mixture of experts ({experts[0]}), whose operations tpbench does not count"
+        )
     window = getattr(configuration, "sliding_window", None)
     if window is not None:
         # A file of conf/model names no window, and a model type ignores settings that its class does not declare.
         declared = problem.model_dir and hasattr(type(configuration), "sliding_window")
         if declared and window < problem.seq_length:
             raise JobError(
-                f"{model} has a sliding window of {window} tokens, and tpbench trains full attention only: "
+                f"{problem.title} has a sliding window of {window} tokens, and tpbench trains full attention only: "
                 f"seq_length={window} can be trained, or a config.json with a longer window"
             )
         # Transformers takes a rank's tokens, up to a whole micro-batch, for one sequence. For a window of at most that
@@ -85,7 +87,7 @@ def folder_sizes(folder: Path, architecture: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def refused_by_transformers(complaint: str) -> Iterator[None]:
-    """Turn any error of transformers into an JobError: the complaint and the error in one line.
+    """Turn any error of transformers into a JobError: the complaint and the error in one line.
 
     Transformers itself would also log the whole configuration.
     """

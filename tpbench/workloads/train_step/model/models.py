@@ -42,8 +42,8 @@ def build(problem: TrainStep, *, fused_norms: bool = True) -> Any:
     model = _made(problem)
     if (actual := _matrix_weights(model)) != (counted := matrix_parameters(problem)):
         raise JobError(
-            f"{problem.model} ({problem.architecture}) has {actual} weights in matrices where a dense decoder of its "
-            f"sizes has {counted}: operations and memory would be counted wrong"
+            f"{problem.title} has {actual} weights in matrices where a dense decoder of its sizes has {counted}: "
+            "operations and memory would be counted wrong"
         )
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
@@ -67,17 +67,13 @@ def _made(problem: TrainStep) -> Any:
         with register_module_parameter_registration_hook(_on_meta):
             model = builders.create(problem)
         model.parts = _decoder_parts(problem, model, model.get_layers())
-        model.shard_plan = {f"{model.parts.layers}.*.{name}": style for name, style in model.styles.items()}
         return model
     configuration = model_configuration(problem)
     kind: Any = AutoModelForCausalLM._model_mapping[type(configuration)]
     if problem.attention == "sdpa" and not getattr(kind, "_supports_sdpa", True):
-        raise JobError(
-            f"transformers has no attention=sdpa for {problem.model} ({problem.architecture}); attention=eager can "
-            "be trained"
-        )
+        raise JobError(f"transformers has no attention=sdpa for {problem.title}; attention=eager can be trained")
     source = "config.json" if problem.model_dir else "sizes"
-    complaint = f"transformers cannot make {problem.model} ({problem.architecture}) of its {source}"
+    complaint = f"transformers cannot make {problem.title} of its {source}"
     with refused_by_transformers(complaint), register_module_parameter_registration_hook(_on_meta):
         model = AutoModelForCausalLM.from_config(configuration, dtype=getattr(torch, problem.stored_dtype))
     prefix = model.base_model_prefix
@@ -107,9 +103,7 @@ def counted(problem: TrainStep) -> TrainStep:
         problem = replace(problem, ffn_matrices=2)
     model = build(replace(problem, num_layers=1, compile=False))
     place_buffers(model, torch.device("meta"))
-    with refused_by_transformers(
-        f"{problem.model} ({problem.architecture}) does not compute with the inputs of a training"
-    ):
+    with refused_by_transformers(f"{problem.title} does not compute with the inputs of a training"):
         tokens = torch.zeros(1, 2, dtype=torch.int64, device="meta")
         try:
             model(input_ids=tokens, **model_inputs(replace(problem, seq_length=2), tokens.device))

@@ -29,13 +29,12 @@ def blocks(problem: TrainStep, model: Any) -> dict[str, Block]:
     The first pattern of the plan that matches a module's name decides. Modules without a match are replicated. Raises
     JobError for a model without a plan, with modules of other kinds, and for a plan that has no correct computation.
     """
-    described = f"{problem.model} ({problem.architecture})"
     for module in model.modules():
         shardable = type(module) is nn.Embedding or isinstance(module, nn.Linear | nn.LayerNorm | FusedNorm)
         if not shardable and next(module.parameters(recurse=False), None) is not None:
-            raise JobError(f"no variant shards {type(module).__name__} of {described} over ranks: use tp_size=1")
+            raise JobError(f"no variant shards {type(module).__name__} of {problem.title} over ranks: use tp_size=1")
     return {
-        name: _block(f"{name} of {described}", name, child, problem, model)
+        name: _block(name, child, problem, model)
         for number, layer in enumerate(decoder_layers(model))
         for inner, child in layer.named_children()
         if any(isinstance(module, nn.Linear) for module in child.modules())
@@ -43,7 +42,7 @@ def blocks(problem: TrainStep, model: Any) -> dict[str, Block]:
     }
 
 
-def _block(place: str, name: str, module: nn.Module, problem: TrainStep, model: Any) -> Block:
+def _block(name: str, module: nn.Module, problem: TrainStep, model: Any) -> Block:
     """Return the styles of a block. Its linear layers take and return hidden states."""
     owners = {
         f"{name}.{inner}".removesuffix("."): owner
@@ -53,7 +52,7 @@ def _block(place: str, name: str, module: nn.Module, problem: TrainStep, model: 
     block = {owner: _planned(owner, model) for owner in owners}
     linear = [block[inner] for inner, owner in owners.items() if isinstance(owner, nn.Linear)]
     if {*linear} == {"replicated"}:
-        raise JobError(f"transformers has no tensor-parallel plan of {place}")
+        raise JobError(f"transformers has no tensor-parallel plan of {name} of {problem.title}")
 
     def fits(owner: Any, style: Style) -> bool:
         """Hidden states enter the column-wise layers and leave the row-wise one. Norms are of a head."""
@@ -65,7 +64,7 @@ def _block(place: str, name: str, module: nn.Module, problem: TrainStep, model: 
     is_pair = {*linear} == {"colwise", "rowwise"} and linear.count("rowwise") == 1
     if not (is_pair and all(map(fits, owners.values(), block.values()))):
         styles = ", ".join(f"{inner.removeprefix(name + '.')}: {style}" for inner, style in block.items())
-        raise JobError(f"no variant can shard {place} as its plan says: {styles}")
+        raise JobError(f"no variant can shard {name} of {problem.title} as its plan says: {styles}")
     return block
 
 
