@@ -13,6 +13,7 @@ from typing import Any, Literal
 from tpbench.measure.kernels_version import kernels_version
 from tpbench.measure.machine import visible_gpus
 from tpbench.measure.session import Context, MeasureSettings, Session
+from tpbench.outside.loading import function_of
 from tpbench.outside.variant import OutsideVariant
 from tpbench.packages import versions
 from tpbench.settings import JobError, defaults, parse, setting, spelled, user_path
@@ -50,6 +51,8 @@ class Job:
     def set_up(self, context: Context) -> Session:
         """Return the variant set up on this rank. Only ranks call this. Collective."""
         workload, variant, problem = self.workload, self.implementation, self.problem
+        if objective := getattr(problem, "objective", None):
+            problem = replace(problem, objective=function_of(objective))
         if self.outside:
             workload, variant, problem = self.outside.loaded(problem)
         return workload.set_up(problem, variant, context)

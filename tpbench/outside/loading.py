@@ -97,6 +97,13 @@ def load_module(path: Path, version: str) -> ModuleType:
     return module
 
 
+def function_of(text: str) -> Any:
+    """Run the file of PATH:NAME@VERSION (see `source.function`), and return the function. Only ranks call this."""
+    place, _, version = text.rpartition("@")
+    path, _, name = place.rpartition(":")
+    return getattr(load_module(Path(path), version), name)
+
+
 def workloads_of(module: ModuleType) -> list[Workload]:
     """Return the workloads that a user's file declares. Raises ValueError if two have one name."""
     found = list({id(value): value for value in vars(module).values() if isinstance(value, Workload)}.values())

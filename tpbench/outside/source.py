@@ -2,11 +2,13 @@
 
 import ast
 import hashlib
+from collections.abc import Collection
 from pathlib import Path
 
 from tpbench import packages
 from tpbench.measure.kernels_version import imported
 from tpbench.settings import JobError
+from tpbench.suggestions import unknown
 
 _PACKAGES = {"tpbench", *packages.REQUIRED, *packages.OPTIONAL}
 
@@ -40,6 +42,22 @@ def version(path: Path) -> str:
         content = file.read_bytes()
         digest.update(f"{file.relative_to(path.parent).as_posix()}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()[:12]
+
+
+def function(path: Path, name: str, parameters: Collection[str]) -> str:
+    """Return PATH:NAME@VERSION of a function at a file's top level.
+
+    Raises JobError if there is none of that name, or if it needs other parameters than these.
+    """
+    path = path.resolve()
+    functions = {node.name: node.args for node in parsed_files(path)[path].body if isinstance(node, ast.FunctionDef)}
+    if name not in functions:
+        raise JobError(unknown(f"function in {path.name}", name, functions))
+    needed = functions[name].args[: len(functions[name].args) - len(functions[name].defaults)]
+    for parameter in needed:
+        if parameter.arg not in parameters:
+            raise JobError(f"{path.name}:{name}: {unknown('parameter', parameter.arg, parameters)}")
+    return f"{path}:{name}@{version(path)}"
 
 
 def _beside(path: Path, name: str) -> list[Path]:

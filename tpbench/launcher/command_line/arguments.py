@@ -32,15 +32,18 @@ from tpbench.launcher.options import (
     read_choice,
 )
 from tpbench.measure.session import MeasureSettings
+from tpbench.outside import source
 from tpbench.settings import JobError, is_text, user_path
 from tpbench.suggestions import SYNONYMS, nearest, printable
 from tpbench.workloads import workloads
+from tpbench.workloads.losses import OBJECTIVE_PARAMETERS
 
 typed: list[str] = []
 """The command line as the user typed it. `sys.argv` holds the one that Hydra gets."""
 
-model_files: set[str] = set()
-"""The models of user's files, FILE.py:NAME, that this process's command line has named."""
+user_files: dict[str, str] = {}
+"""The models and losses of user's files that this process's command line has named: the field's value, and what a user
+types for it."""
 
 MAX_CELLS = 10_000
 """Most cells of one sweep. Every cell is composed before the first one runs, in about 60 ms each."""
@@ -143,8 +146,8 @@ def options_first(arguments: Sequence[str]) -> list[str]:
 def rewritten(arguments: Sequence[str]) -> list[str]:
     """Return a command line with the names and numbers that Hydra and its files know.
 
-    A file of a variant becomes its name in rows (which is remembered), and a model's id or folder the fields `model` or
-    `model_dir`. Raises JobError for a value that cannot be used.
+    A file of a variant becomes its name in rows (which is remembered), a model's id or folder the fields `model` or
+    `model_dir`, and a loss of a file the field `objective`. Raises JobError for a value that cannot be used.
     """
     words: list[str] = []
     for argument in arguments:
@@ -159,6 +162,8 @@ def rewritten(arguments: Sequence[str]) -> list[str]:
             value = _CHOICE.sub(lambda choice: name_in_rows(choice[0]), value)
         if name == "model" and ("/" in value or ".py:" in value):
             words += _model_and_folders(value, arguments)
+        elif name == "loss" and ".py:" in value:
+            words += _losses_and_functions(value)
         else:
             words.append(f"{name}{equals}{value}")
     own = [variant.workload for variant in command_line_variants.values() if variant.definition]
@@ -178,11 +183,27 @@ def _model_and_folders(value: str, arguments: Sequence[str]) -> list[str]:
     for place, choice in enumerate(choices):
         if builder := re.fullmatch(r"(.+\.py):(\w+)", choice):
             choices[place] = f"{user_path(builder[1]).resolve()}:{builder[2]}"
-            model_files.add(choices[place])
+            user_files[choices[place]] = f"model={choices[place]}"
     names = [choice for choice in choices if "/" not in choice]
     folders = [choice for choice in choices if "/" in choice]
     overrides = [f"model={','.join(names)}"] if names else []
     return [*overrides, f"model_dir={','.join(['null'] * bool(names) + folders)}"] if folders else overrides
+
+
+def _losses_and_functions(value: str) -> list[str]:
+    """Return the overrides that `loss=VALUE` stands for, if VALUE has functions of files, FILE.py:FUNCTION.
+
+    `policy,FILE.py:FUNCTION` becomes `loss=policy` and `objective=null,FILE.py:FUNCTION@VERSION`. An objective replaces
+    any other loss, and equal jobs run once.
+    """
+    names = [choice for choice in value.split(",") if ".py:" not in choice]
+    functions = []
+    for choice in value.split(","):
+        if choice not in names:
+            path, _, name = choice.rpartition(":")
+            functions.append(source.function(user_path(path, "the file of a loss"), name, OBJECTIVE_PARAMETERS))
+            user_files[functions[-1]] = f"loss={functions[-1].rpartition('@')[0]}"
+    return [f"loss={','.join(names or ['logprob'])}", f"objective={','.join(['null'] * bool(names) + functions)}"]
 
 
 def file_of(choice: str, arguments: Sequence[str] = ()) -> str | None:
@@ -374,15 +395,16 @@ def chosen_fields(overrides: Sequence[str]) -> list[str]:
 
 def overrides_of_cell(lines: Sequence[str]) -> str:
     """Return the overrides of one cell as a user types them, for a shell. Options of the whole sweep are left out."""
-    words, texts = [], _text_fields()
+    words, texts = list[str](), _text_fields()
     for line in lines:
         name, _, value = line.removeprefix("++").partition("=")
         if name in texts:
             value = re.sub(r"""^'([^'",\\()\[\]{}]*)'$""", r"\1", value)
         if name == "variant" and value in command_line_variants:
             value = f"{command_line_variants[value].path}:{command_line_variants[value].function}"
-        if name == "model_dir" and value in model_files:
-            name = "model"
+        if value in user_files:
+            name, _, value = user_files[value].partition("=")
+            words = [word for word in words if not word.startswith(f"{name}=")]
         elif name == "model_dir" and value != "null":
             value = str(user_path(value).resolve())
         words += [f"{name}={value}"] if name not in SWEEP_OPTION_NAMES else []

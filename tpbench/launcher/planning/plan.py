@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 from tpbench import packages
 from tpbench.job import NOT_IN_KEY, Job, parse_job, unsupported_reason
-from tpbench.launcher.command_line.arguments import model_files
+from tpbench.launcher.command_line.arguments import user_files
 from tpbench.launcher.options import SWEEP_OPTION_NAMES, SweepOptions
 from tpbench.measure import machine
 from tpbench.outside.variant import OutsideVariant
@@ -77,8 +77,9 @@ def plan(
     errors: list[str] = []
     for request in requests:
         try:
-            if ".py:" in str(file := request.values.get("model_dir")) and file not in model_files:
-                raise JobError(f"model_dir={file}: only a command line may name a file, as model=FILE.py:NAME")
+            for name, typed in (("model_dir", "model"), ("objective", "loss")):
+                if ".py:" in str(file := request.values.get(name)) and file not in user_files:
+                    raise JobError(f"{name}={file}: only a command line may name a file, as {typed}=FILE.py:NAME")
             job = parse_job(request.values, request.chosen, SWEEP_OPTION_NAMES, outside)
             if outside and "fresh" in request.chosen and not job.measure.fresh:
                 raise JobError("fresh=false: inputs change for all variants of a sweep with one from outside tpbench")

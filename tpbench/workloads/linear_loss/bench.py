@@ -4,6 +4,7 @@ The oracle computes losses, entropies and both gradients in float64, in blocks o
 variants round them to their dtype. So tolerances are those of rounded logits.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from statistics import median
@@ -21,6 +22,7 @@ from tpbench.workloads.differences import Compared, Comparison
 from tpbench.workloads.linear_loss.inputs import Output, Shard, make_shard
 from tpbench.workloads.linear_loss.noise import ARITHMETIC, LogitNoise, ProductNoise, logit_noise
 from tpbench.workloads.linear_loss.problem import WORKLOAD, LinearLoss
+from tpbench.workloads.losses.formulas import objective_losses
 from tpbench.workloads.losses.inputs import EDGE_LOGIT, edges
 from tpbench.workloads.losses.oracle import Blocks, LossOracle, renew_policy_rows, weighted, with_policy_rows
 from tpbench.workloads.sizes import ITEM_BYTES
@@ -72,7 +74,7 @@ class Oracle(LossOracle):
 
     def limits(self, output: Output) -> dict[str, float]:
         problem = self.problem
-        policy = problem.loss == "policy"
+        policy = problem.is_policy
         limits = {"loss_error": LOSS_TOLERANCE[problem.dtype] * self._steep * (4 if policy else 1)}
         if problem.entropy:
             limits["entropy_error"] = ENTROPY_TOLERANCE[problem.dtype] * self._steep
@@ -146,7 +148,7 @@ class Oracle(LossOracle):
         deviation = logits.mul_(torch.finfo(self._dtype).eps / math.sqrt(12)).add_(arithmetic)
         spread, whole = self.sum(torch.stack(((moved * deviation).square().sum(1), shares.sum(1))))
         common = (spread.sqrt() / whole).nan_to_num_(0.0)
-        if problem.loss == "policy":  # the error of a ratio counts in each column
+        if problem.is_policy:  # the error of a ratio counts in each column
             common += self.reduce(deviation.amax(1), dist.ReduceOp.MAX)
         omitted = None
         if omits_below:
@@ -158,20 +160,44 @@ class Oracle(LossOracle):
         return noise
 
     def losses(self, log_p: Tensor, log_q: Tensor | None, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the losses of rows and their terms, which are of a policy's objective if there is an upstream one."""
+        """Return the losses of rows and their terms.
+
+        They are of a policy's objective if there is an upstream one, or if a function is the loss.
+        """
         loss, slopes, shares = super().losses(log_p, log_q, rows)
         is_divergence = self.problem.loss in ("reverse_kl", "jsd") and self.top is None
         self.mass = log_p.exp() if is_divergence else None
-        if self.shard.upstream is not None:
+        upstream: Any = self.shard.upstream
+        if self.problem.objective:
+            objective = self.objective
+            loss, upstream = objective[0][rows], [factor * self.inverse_count for factor in objective[1:]]
+        if upstream is not None:
             # `gradient_of_mean` divides by the number of rows, and these gradients include that.
-            of_logprob, of_entropy = (grad[rows].double()[:, None] / self.inverse_count for grad in self.shard.upstream)
+            of_logprob, of_entropy = (grad[rows].double()[:, None] / self.inverse_count for grad in upstream)
             slopes, shares = slopes * of_logprob, shares * of_logprob
-            if self.problem.entropy:
+            if self.problem.entropy or self.problem.objective:
                 p = log_p.exp()
                 slopes -= of_entropy * weighted(p, log_p)
                 shares += of_entropy * self.entropies(log_p)[:, None] * p
                 self.mass = p * (of_logprob.abs() + of_entropy.abs())
         return loss, slopes, shares
+
+    @functools.cached_property
+    def objective(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The losses of a user's own function, and their derivatives by log-probabilities and by entropies.
+
+        (tokens,) each in float64, 0 for rows that do not count.
+        """
+        parts = []
+        for rows in self.blocks():
+            log_p, _ = self.log_probabilities(rows)
+            parts.append((super().losses(log_p, None, rows)[0] * self.counts[rows], self.entropies(log_p)))
+        logprobs, entropy = (torch.cat(values).requires_grad_() for values in zip(*parts, strict=True))
+        with torch.enable_grad():
+            losses, _ = objective_losses(self.problem, logprobs, entropy, self.shard.rows)
+        grads = torch.autograd.grad(losses, (logprobs, entropy), self.counts.double(), materialize_grads=True)
+        loss, of_logprob, of_entropy = (values.detach().where(self.counts, 0.0) for values in (losses, *grads))
+        return loss, of_logprob, of_entropy
 
     def _whole(self, rows: Tensor) -> Tensor:
         """Return all rows of a matrix that ranks may hold parts of."""

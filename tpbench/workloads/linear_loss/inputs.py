@@ -79,6 +79,7 @@ def make_shard(problem: LinearLoss, context: Context) -> Shard:
 
     # A power of two near 1 / (2 sqrt(hidden)) rounds nothing.
     weight_scale = 2.0 ** -round(math.log2(2 * math.sqrt(problem.hidden)))
+    own = problem.objective is not None
     target = given_target(problem, (_LABELS, _IGNORED), range(problem.tokens), device)
     if target is None:
         target = matrix(_TEACHER, rows), matrix(_TEACHER_WEIGHT, columns, weight_scale)
@@ -86,7 +87,7 @@ def make_shard(problem: LinearLoss, context: Context) -> Shard:
         hidden=matrix(_HIDDEN, rows),
         weight=matrix(_WEIGHT, columns, weight_scale),
         target=target,
-        upstream=_upstream(problem, target) if problem.loss == "logprob" and problem.trains else None,
+        upstream=_upstream(problem, target) if problem.loss == "logprob" and problem.trains and not own else None,
         **place(problem, context),
     )
 

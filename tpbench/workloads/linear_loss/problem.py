@@ -5,7 +5,7 @@ public interfaces. A variant is skipped if its package is not installed.
 """
 
 import importlib.metadata
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -33,6 +33,9 @@ class LinearLoss(losses.LossProblem):
     logits_gib: float | None = setting(
         None, help="linear_tp: memory for the logits of a chunk, GiB; null: its own choice", low=1e-6, option="ignored"
     )
+    objective: str | None = setting(
+        None, help="a function as the loss, with the hash of its file: write loss=FILE.py:FUNCTION", option="skipped"
+    )
     exchange: Literal["auto", "nccl", "symmetric"] = setting(
         "auto",
         help="linear_tp, linear_unfused: path of the rows' statistics, as exchange of entropy_loss",
@@ -58,6 +61,10 @@ class LinearLoss(losses.LossProblem):
 
 class LinearLossWorkload(Workload):
     """The linear loss, whose weight and hidden states must be in memory."""
+
+    def resolve(self, problem: Any, chosen: frozenset[str]) -> Any:
+        """Return the problem whose loss is of log-probabilities if a function is its objective."""
+        return replace(problem, loss="logprob") if problem.objective else problem
 
     def least_gib(self, job: Any) -> float:
         """Return the memory of a rank's part of the weight and of the hidden states, with their gradients, in GiB."""
@@ -169,7 +176,7 @@ WORKLOAD.variant_of(
     "linear_tp",
     "linear_tp.prepare",
     "tpbench.kernels.linear_entropy_loss: chunks of rows, our loss in place, sums over ranks behind products",
-    options={"entropy", "sequence_parallel", "main_grad", "logits_gib", "exchange"},
+    options={"entropy", "sequence_parallel", "main_grad", "logits_gib", "exchange", "objective"},
     requires=("triton",),
     uses_triton=True,
     requires_cuda=lambda problem: problem.exchange == "symmetric",
@@ -178,7 +185,7 @@ WORKLOAD.variant_of(
     "linear_unfused",
     "linear_tp.prepare_unfused",
     "all logits, our loss in place, two products and one all-reduce, in ten lines",
-    options={"entropy", "exchange"},
+    options={"entropy", "exchange", "objective"},
     requires=("triton",),
     uses_triton=True,
     requires_cuda=lambda problem: problem.exchange == "symmetric",
@@ -187,7 +194,7 @@ WORKLOAD.variant_of(
     "linear_gather",
     "in_torch.gather",
     "all-gather the logits to the whole vocabulary, then torch's own loss in fp32",
-    options={"entropy"},
+    options={"entropy", "objective"},
 )
 WORKLOAD.variant_of(
     "linear_loss_parallel",

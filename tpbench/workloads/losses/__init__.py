@@ -7,7 +7,7 @@ torch: it has what both problems are, and says which of them the losses of other
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 from tpbench.kernels import LABEL_LOSSES, KernelLoss
 from tpbench.settings import setting
@@ -38,6 +38,12 @@ class LossProblem:
     logits_scale = 1.0
     compute_dtype = "float32"
     entropy = False
+    objective = cast("str | None", None)
+
+    @property
+    def is_policy(self) -> bool:
+        """True if the loss is of ratios to other log-probabilities: the rows have those, and advantages."""
+        return self.loss == "policy" or self.objective is not None
 
     @property
     def trains(self) -> bool:
@@ -99,6 +105,8 @@ class LossProblem:
         return complaints
 
 
+OBJECTIVE_PARAMETERS = ("logprobs", "entropy", "sequences", "old_logprobs", "ref_logprobs", "advantages", "mask")
+"""The parameters that a user's own loss may have. Others need a default."""
 SEQUENCE = 256
 """Rows of a sequence of the policy loss, which have one advantage."""
 

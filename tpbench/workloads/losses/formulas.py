@@ -16,8 +16,9 @@ from torch import Tensor
 
 from tpbench.comm.collectives import gather_rows
 from tpbench.kernels import TopK
+from tpbench.kernels.objective import Objective
 from tpbench.workloads.losses import LossProblem
-from tpbench.workloads.losses.inputs import CLIP
+from tpbench.workloads.losses.inputs import CLIP, sequence_lengths
 from tpbench.workloads.sizes import IGNORED, bytes_of_all_reduce, shard_bounds
 
 
@@ -94,9 +95,29 @@ def _row_losses(problem: LossProblem, x: Tensor, target: Any, rows: Mapping[str,
         mixture = torch.logaddexp(log_p + math.log(1 - JSD_BETA), log_q + math.log(JSD_BETA))
         return JSD_BETA * _kl_div(mixture, log_q) + (1 - JSD_BETA) * _kl_div(mixture, log_p)
     logprob: Tensor = -F.cross_entropy(x, target, ignore_index=IGNORED, reduction="none")
+    if problem.objective:
+        log_p = x.log_softmax(-1)
+        entropy = -(log_p.exp() * log_p).sum(-1)
+        losses, _ = objective_losses(problem, logprob, entropy, rows)
+        return torch.where(target != IGNORED, losses, 0.0)
     if problem.loss == "policy":
         return torch.where(target != IGNORED, policy_losses(problem, logprob, rows)[0], 0.0)
     return logprob if problem.loss == "logprob" else -logprob
+
+
+def objective_losses(
+    problem: Any, logprobs: Tensor, entropy: Tensor, rows: Mapping[str, Tensor]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return what a user's own loss returns for all rows, in the dtype of the log-probabilities."""
+    objective = Objective.of(problem.objective)
+    lengths = torch.tensor(sequence_lengths(problem), device=logprobs.device)
+    sequences = torch.arange(len(lengths), device=logprobs.device).repeat_interleave(lengths)
+    computed = {"logprobs": logprobs, "entropy": entropy, "sequences": sequences}
+    given = {name: values.to(logprobs.dtype) for name, values in rows.items()}
+    names = (*objective.needed, *objective.optional)
+    given = {name: values for name, values in given.items() if name in names}
+    result = objective.function(**{name: computed[name] for name in objective.computed}, **given)
+    return result if isinstance(result, tuple) else (result, {})
 
 
 def policy_losses(problem: Any, logprob: Tensor, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

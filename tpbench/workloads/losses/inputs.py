@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from tpbench.kernels import TopK
+from tpbench.kernels.objective import Objective
 from tpbench.measure.session import Context
 from tpbench.workloads.hashing import fill_normal, hash_index, normal
 from tpbench.workloads.losses import SEQUENCE, LossProblem
@@ -106,9 +107,23 @@ def policy_rows(problem: Any, logprob: Tensor) -> dict[str, Tensor]:
     if problem.scale * torch.finfo(getattr(torch, problem.rounded_to)).eps > 2.0**-7:
         side, distance = torch.where(side == 0, advantages.sign().long(), side), 1.0  # 0: where no clip is near
     rows = {"old_logprobs": (logprob + side * distance).float(), "advantages": advantages}
-    if problem.kl_weight:
+    if problem.kl_weight or problem.objective:
         rows["ref_logprobs"] = (logprob + (row // 3 % 2 * 2 - 1)).float()
+    if problem.objective:
+        rows["mask"] = (row % 4 != 1).float()
     return rows
+
+
+def objective_inputs(problem: Any, shard: Any) -> dict[str, Tensor]:
+    """Return the tensors of rows that a user's own loss takes, by name."""
+    objective = Objective.of(problem.objective)
+    return {name: shard.rows[name] for name in (*objective.needed, *objective.optional) if name in shard.rows}
+
+
+def sequence_lengths(problem: Any) -> list[int]:
+    """Return the rows of each sequence."""
+    whole, rest = divmod(problem.tokens, SEQUENCE)
+    return [SEQUENCE] * whole + [rest] * (rest > 0)
 
 
 def kernel_options(problem: Any, shard: Any) -> dict[str, Any]:
@@ -116,7 +131,10 @@ def kernel_options(problem: Any, shard: Any) -> dict[str, Any]:
     options = {name: getattr(problem, name) for name in ("loss", "temperature", "exchange", "entropy")}
     options |= {name: getattr(shard, name) for name in ("group", "vocab_start", "vocab_size")}
     options["ignore_index"] = IGNORED
-    if problem.loss == "policy":
+    if problem.objective:
+        options |= {"loss": problem.objective, "row_inputs": objective_inputs(problem, shard)}
+        options["sequence_lengths"] = sequence_lengths(problem)
+    elif problem.loss == "policy":
         options |= {**shard.rows, "clip": CLIP, "kl_weight": problem.kl_weight}
     return options
 

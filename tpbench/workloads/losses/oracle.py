@@ -230,13 +230,14 @@ class LossOracle(ABC):
 
 
 def with_policy_rows(problem: Any, shard: Any, oracle: type[LossOracle]) -> Any:
-    """Return the shard with the tensors of rows of a policy loss, near the log-probabilities of the labels. Collective.
+    """Return the shard with the tensors of rows of a policy, near the log-probabilities of the labels. Collective.
 
     It is unchanged for another loss.
     """
-    if problem.loss != "policy":
+    if not problem.is_policy:
         return shard
-    logprob = -oracle(replace(problem, loss="cross_entropy"), shard).row_loss
+    plain = {"objective": None} if problem.objective else {}
+    logprob = -oracle(replace(problem, loss="cross_entropy", **plain), shard).row_loss
     return replace(shard, rows=policy_rows(problem, logprob))
 
 
@@ -245,7 +246,7 @@ def renew_policy_rows(problem: Any, shard: Any, oracle: type[LossOracle]) -> Non
 
     Otherwise some ratios overflow, the rounding of logits decides whether others are clipped, and terms cancel.
     """
-    if problem.loss == "policy":
+    if problem.is_policy:
         for name, values in with_policy_rows(problem, shard, oracle).rows.items():
             shard.rows[name].data.copy_(values)
 

@@ -12,6 +12,7 @@ from unittest import mock
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.support.entropy_loss import DTYPES, check_variant, trace_only
 from tests.support.linear_loss import context, problem
@@ -24,6 +25,16 @@ from tpbench.workloads.linear_loss.bench import costs
 
 WIDE = {"tokens": 24, "hidden": 256, "vocab": 384}
 """Sizes that almost every peer supports."""
+
+
+def _cispo(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    ratio = (logprobs - old_logprobs).exp()
+    return -ratio.clamp(max=5.0).detach() * advantages * logprobs, {"ratio": ratio}
+
+
+def _of_sequences(logprobs: Tensor, entropy: Tensor, sequences: Tensor, mask: Tensor) -> Tensor:
+    sums = logprobs.new_zeros(len(logprobs)).index_add(0, sequences, logprobs * mask)[sequences]
+    return -(0.01 * sums).exp() * mask - 0.1 * entropy
 
 
 def set_up(cell: LinearLoss, variant: Variant, here: Rank | None = None) -> Any:
@@ -54,6 +65,10 @@ def cells(name: str, tp_size: int) -> list[LinearLoss]:
         found += [problem(tokens=128, hidden=256, vocab=512, ignored=share) for share in (0.0, 0.4)]
     if "logits_gib" in variant.options:
         found += [problem(loss=loss, logits_gib=5 * 101 * 2 / 2**30) for loss in KERNEL_LOSSES]
+    if "objective" in variant.options:
+        objectives: list[Any] = [_cispo, _of_sequences]
+        found += [problem(loss="logprob", objective=function, ignored=0.3) for function in objectives]
+        found.append(problem(loss="logprob", objective=_cispo, temperature=1.3, mode="forward"))
     for option in sorted({"entropy", "sequence_parallel", "main_grad"} & variant.options):
         found += [problem(loss=loss, **{option: True}) for loss in ("cross_entropy", "logprob", "reverse_kl", "policy")]
         found.append(problem(loss="forward_kl", top_k=7, **{option: True}))
