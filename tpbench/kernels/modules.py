@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import torch
@@ -40,8 +41,8 @@ class _LossModule(torch.nn.Module):
     The losses have first derivatives in reverse mode only, and none by a target: backward under create_graph=True,
     tensors with a tangent and targets that require a gradient raise NotImplementedError.
 
-    The first call checks that the columns of the ranks fit together (collective). Logits, weight and bias may be a
-    DTensor that the group shards along the vocabulary.
+    The first call checks that the columns of the ranks fit together (collective). Logits, weight and bias may be
+    DTensors that the group shards along the vocabulary, and hidden states one that it replicates or shards along rows.
     """
 
     def __init__(self, function: Callable[..., Any], made: set[str], settings: dict[str, Any]) -> None:
@@ -65,13 +66,17 @@ class _LossModule(torch.nn.Module):
         self.correct: Tensor | None = None
         """With correct=True: whether each row's label had the largest logit in the last call, (rows,) bool."""
 
-    def arguments(self, rows: dict[str, Any]) -> dict[str, Any]:
-        """Return the settings and what a call got beside its target, as arguments of the module's function."""
+    def arguments(self, rows: dict[str, Any], settings: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return the settings and what a call got beside its target, as arguments of the module's function.
+
+        settings: those of an earlier call. None: the module's.
+        """
+        settings = self.settings if settings is None else settings
         if self.options.objective is None:
-            return {**self.settings, **rows}
+            return {**settings, **rows}
         of_function = {name: values for name, values in rows.items() if name not in _OF_EVERY_LOSS}
         others = {name: value for name, value in rows.items() if name in _OF_EVERY_LOSS}
-        return {**self.settings, **others, "row_inputs": of_function}
+        return {**settings, **others, "row_inputs": of_function}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _LossModule:
         """Return the module itself: it has no state, and a process group cannot be copied."""
@@ -100,18 +105,43 @@ class _LossModule(torch.nn.Module):
         return learns
 
     def local(self, name: str, value: Any, dimension: int) -> Any:
-        """Return this rank's tensor of a DTensor that the module's group shards along the vocabulary."""
+        """Return this rank's tensor of a DTensor that the module's group shards along the vocabulary.
+
+        A module without a group takes the group, the first column and the size of the vocabulary from its first one.
+        """
         if not hasattr(value, "to_local"):
             return value
-        mesh, group = value.device_mesh, self.options.group
+        mesh = value.device_mesh
         is_sharded = mesh.ndim == 1 and value.placements[0].is_shard(dimension)
-        if not is_sharded or group is None or mesh.get_group().group_name != group.group_name:
+        if is_sharded and self.options.group is None:
+            group, columns = mesh.get_group(), value.shape[dimension]
+            start = min(group.rank() * -(-columns // group.size()), columns)
+            place = {"group": group, "vocab_start": start, "vocab_size": self.options.vocab_size or columns}
+            self.settings, self.options = {**self.settings, **place}, replace(self.options, **place)
+        if not is_sharded or not self._is_of_group(value):
             raise TypeError(
                 f"{name} must be this rank's tensor, or sharded by the loss's group alone along dimension {dimension}, "
-                f"got a DTensor: pass {name}.to_local() if that is this rank's tensor. If FSDP shards the {name}, call "
-                "the loss in the forward of the FSDP unit that holds it"
+                f"got a DTensor with {value.placements}: pass {name}.to_local() if that is this rank's tensor. If FSDP "
+                f"shards the {name}, call the loss in the forward of the FSDP unit that holds it"
             )
         return value.to_local()
+
+    def local_rows(self, hidden: Any) -> Any:
+        """Return this rank's hidden states of a DTensor, which the group replicates or shards along the rows."""
+        if not hasattr(hidden, "to_local"):
+            return hidden
+        placement = hidden.placements[0]
+        if not self._is_of_group(hidden) or not (placement.is_replicate() or placement.is_shard(0)):
+            raise TypeError(
+                "hidden must be this rank's tensor, or replicated or sharded along dimension 0 by the loss's group "
+                f"alone, got a DTensor with {hidden.placements}"
+            )
+        self.settings = {**self.settings, "hidden_sharded": placement.is_shard(0)}
+        return hidden.to_local()
+
+    def _is_of_group(self, value: Any) -> bool:
+        mesh, group = value.device_mesh, self.options.group
+        return mesh.ndim == 1 and group is not None and mesh.get_group().group_name == group.group_name
 
     def check_columns(self, name: str, columns: int, device: torch.device) -> None:
         """In a first call, raise ValueError on all ranks if their columns don't fit together. Collective then.
@@ -250,6 +280,7 @@ class LinearEntropyLoss(_LossModule):
         hidden: (rows, h). weight: (local vocab, h). bias: (local vocab,). rows: as for `EntropyLoss`.
         """
         weight, bias = self.local("weight", weight, 0), self.local("bias", bias, 0)
+        hidden = self.local_rows(hidden)
         learns = self.check(target, rows, hidden=hidden, weight=weight, bias=bias)
         device, settings = hidden.device.type, self.settings
         if torch.is_autocast_enabled(device):
@@ -344,7 +375,7 @@ class _GradientsInBackward(torch.autograd.Function):
     ) -> Any:
         """`rows`: the names of a call's further arguments, then their values."""
         named = dict(zip(rows[: len(rows) // 2], rows[len(rows) // 2 :], strict=True))
-        ctx.module, ctx.given = module, len(rows)
+        ctx.module, ctx.settings, ctx.given = module, module.settings, len(rows)
         ctx.tail = target.tail if isinstance(target, TopK) else None
         targets = list(_tensors_of(target).values())
         ctx.targets = len(targets)
@@ -360,7 +391,8 @@ class _GradientsInBackward(torch.autograd.Function):
         checks.first_derivative()
         hidden, weight, bias, *others = ctx.saved_tensors
         targets, of_rows = others[: ctx.targets], others[ctx.targets :]
-        settings = ctx.module.arguments({**ctx.others, **dict(zip(ctx.of_rows, of_rows, strict=True))})
+        rows_of_call = {**ctx.others, **dict(zip(ctx.of_rows, of_rows, strict=True))}
+        settings = ctx.module.arguments(rows_of_call, ctx.settings)
         sharded = settings.get("hidden_sharded") and settings.get("group") is not None
         target: Any = targets[0] if len(targets) == 1 else tuple(targets)
         if ctx.tail is not None:

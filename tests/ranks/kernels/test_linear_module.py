@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
@@ -250,3 +251,47 @@ def test_a_frozen_input_costs_no_product(learning: tuple[str, ...], settings: di
     for name, grad in grads[1].items():
         assert (grad is None) == (name not in learning)
         assert grad is None or torch.equal(grad, grads[0][name])
+
+
+def _train_dtensors(rank: Rank, placement: Any) -> list[float]:
+    """Train with a module that knows no group: DTensors tell it."""
+    body, whole = _model(rank.device)
+    mesh = DeviceMesh.from_group(rank.group, rank.device.type)
+    head = torch.nn.Linear(WIDTH, VOCAB).to(rank.device)
+    for name, value in whole.named_parameters():
+        setattr(head, name, torch.nn.Parameter(distribute_tensor(value.detach(), mesh, [Shard(0)])))
+    module = LinearEntropyLoss(exchange="nccl")
+
+    def loss_of(hidden: Tensor, head: torch.nn.Linear, labels: Tensor) -> Tensor:
+        states = DTensor.from_local(hidden, mesh, [Replicate()]).redistribute(mesh, [placement])
+        result: Tensor = module(states, head.weight, labels, head.bias)
+        return result
+
+    return _train(rank.device, loss_of, body, head)
+
+
+@pytest.mark.parametrize("placement", [Replicate(), Shard(0)])
+def test_dtensors_tell_the_group_and_the_columns(placement: Any) -> None:
+    for losses in run_on_ranks(ranks_here(2), _train_dtensors, placement):
+        torch.testing.assert_close(losses, _torch_losses(), rtol=1e-5, atol=1e-6)
+
+
+def _wrong_placements(rank: Rank) -> list[str]:
+    mesh = DeviceMesh.from_group(rank.group, rank.device.type)
+    hidden, weight, labels = (each.to(rank.device) for each in make_linear())
+    head = distribute_tensor(weight, mesh, [Shard(0)])
+    messages = []
+    for states, matrix in (
+        (distribute_tensor(hidden, mesh, [Shard(1)]), head),
+        (hidden, distribute_tensor(weight, mesh, [Shard(1)])),
+    ):
+        with pytest.raises(TypeError) as error:
+            LinearEntropyLoss()(states, matrix, labels)
+        messages.append(str(error.value))
+    return messages
+
+
+def test_a_placement_that_does_not_fit_is_named() -> None:
+    for hidden, weight in run_on_ranks(ranks_here(2), _wrong_placements):
+        assert hidden.startswith("hidden must be this rank's tensor") and "Shard(dim=1)" in hidden
+        assert weight.startswith("weight must be this rank's tensor") and "Shard(dim=1)" in weight
