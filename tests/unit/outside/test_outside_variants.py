@@ -245,3 +245,18 @@ def test_new_writes_a_file_that_can_run(workload: str, folder: Path, capsys: pyt
     assert information(["new", "sub/x.py"]) == 2 and "cannot be written: No such file" in capsys.readouterr().err
     assert information(["new", "no.txt"]) == 2 and "no.txt is no name for the file" in capsys.readouterr().err
     assert information(["new", "random.py"]) == 2 and "would hide" in capsys.readouterr().err
+
+
+def test_a_function_of_a_file_as_the_loss(tmp_path: Path) -> None:
+    """Its name in a problem has the hash of its file. Wrong names are refused without running the file."""
+    file = tmp_path / "own.py"
+    file.write_text("def cispo(logprobs, advantages, limit=5.0):\n    1 / 0\n\n\ndef other(logprobs, rewards): ...\n")
+    (loss, objective) = rewritten([f"loss=policy,{file}:cispo"])
+    assert loss == "loss=policy" and objective.startswith(f"objective=null,{file}:cispo@")
+    assert rewritten([f"loss={file}:cispo"])[0] == "loss=logprob"
+    assert loading.function_of(objective.removeprefix("objective=null,")).__name__ == "cispo"
+    file.write_text(file.read_text() + "# changed\n")
+    assert rewritten([f"loss=policy,{file}:cispo"])[1] != objective
+    for name, message in (("cisp", "function in own.py is called cisp, did you mean cispo"), ("other", "rewards")):
+        with pytest.raises(JobError, match=message):
+            rewritten([f"loss={file}:{name}"])
