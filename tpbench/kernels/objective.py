@@ -10,7 +10,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -151,25 +151,6 @@ class RowObjective:
     metrics: dict[str, Tensor] = field(default_factory=dict)
     """The function's metrics, (rows,) each, which `run` stores."""
 
-    @classmethod
-    def of_call(
-        cls, objective: Objective, row_inputs: Mapping[str, Tensor], ignored: Tensor, inputs: RowInputs,
-        lengths: Sequence[int] | None, mean: float, inverse_count: Tensor | None,
-    ) -> RowObjective:  # fmt: skip
-        """Return the objective of a call. mean, inverse_count: the factors of the reduction, as in `row_loss.Rows`."""
-        upstream = (~ignored).float() * mean
-        for factor in (inverse_count, inputs.row_weight, inputs.row_grad):
-            upstream = upstream if factor is None else upstream * factor
-        given = {name: values.detach() for name, values in row_inputs.items()}
-        return cls(
-            objective, given, ignored, inputs.row_weight, upstream, inputs.entropy_grad, tuple(lengths or ()),
-            slice(0, len(ignored)),
-        )  # fmt: skip
-
-    def part(self, rows: slice, lengths: tuple[int, ...]) -> RowObjective:
-        """Return the same for some of the rows, whose sequences have these lengths."""
-        return replace(self, rows=rows, lengths=lengths)
-
     def run(self, outputs: RowOutputs, gradient: bool) -> RowInputs:
         """Replace the rows' losses in `outputs` by the function's, and store its metrics.
 
@@ -177,7 +158,7 @@ class RowObjective:
         if the function takes them, entropies.
         """
         objective, rows, ignored = self.objective, self.rows, self.ignored[self.rows]
-        given = {name: values[rows] for name, values in self.inputs.items()}
+        given = {name: values[rows].detach() for name, values in self.inputs.items()}
         if "sequences" in objective.computed:
             given["sequences"] = sequence_numbers(self.lengths, ignored.device)
         computed = {"logprobs": outputs.logprobs, "entropy": outputs.entropy}
@@ -234,7 +215,12 @@ def agree(
         if is_new and rows:
             forms = {name: [str(values.dtype), *values.shape] for name, values in sorted(row_inputs.items())}
             forms["sequence_lengths"] = lengths and list(lengths)
-            _try(objective, row_inputs, rows, lengths, device)
+            given = {name: values.clone() for name, values in row_inputs.items()}
+            given |= {name: torch.zeros(rows, device=device, requires_grad=True) for name in objective.computed}
+            if "sequences" in given:
+                given["sequences"] = sequence_numbers(tuple(lengths or ()), device)
+            with _recording(True):
+                objective.call(rows, given)
     except (RuntimeError, TypeError, ValueError) as raised:
         error = raised
     if is_new:
@@ -250,20 +236,6 @@ def agree(
         _agreed.update([form_of_call] if error is None else [])
     if error is not None:
         raise error
-
-
-def _try(
-    objective: Objective, row_inputs: Mapping[str, Tensor], rows: int, lengths: Sequence[int] | None,
-    device: torch.device,
-) -> None:  # fmt: skip
-    """Call the function once, with copies of its tensors and with log-probabilities of 0."""
-    given = {name: values.clone() for name, values in row_inputs.items()}
-    for name in objective.computed:
-        given[name] = torch.zeros(rows, device=device, requires_grad=True)
-    if "sequences" in objective.computed:
-        given["sequences"] = sequence_numbers(tuple(lengths or ()), device)
-    with _recording(True):
-        objective.call(rows, given)
 
 
 def _difference(forms: dict[str, Any], rank: int, forms_there: dict[str, Any]) -> str:

@@ -360,9 +360,13 @@ class Rows:
         ignored: (rows,) bool, the rows that do not count. Their labels are `ignore_index`.
         """
         assert loss.objective is not None
-        objective = RowObjective.of_call(
-            loss.objective, row_inputs, ignored, self.inputs, lengths, self.mean, self.inverse_count
-        )
+        upstream = (~ignored).float() * self.mean
+        for factor in (self.inverse_count, self.inputs.row_weight, self.inputs.row_grad):
+            upstream = upstream if factor is None else upstream * factor
+        objective = RowObjective(
+            loss.objective, row_inputs, ignored, self.inputs.row_weight, upstream, self.inputs.entropy_grad,
+            tuple(lengths or ()), slice(0, len(ignored)),
+        )  # fmt: skip
         inputs = RowInputs(row_grad=self.inputs.row_grad, row_temperature=self.inputs.row_temperature)
         return replace(
             self, inputs=inputs, objective=objective, total=None, mean=1.0, count=False, inverse_count=None

@@ -55,9 +55,6 @@ class Chunks:
         """Return the rows of a chunk, in the order of chunks."""
         return slice(self.ends[index - 1] if index else 0, self.ends[index])
 
-    def lengths_of(self, index: int) -> tuple[int, ...]:
-        return self.lengths[index] if self.lengths else ()
-
     def part(self, index: int) -> slice:
         """Return the rows of a chunk, as rows of one rank's part."""
         rows = self[index]

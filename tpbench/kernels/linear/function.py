@@ -309,7 +309,8 @@ class _WithLogits:
             [None if values is None else values[chunk] for values in numbers] for numbers in (rows.inputs, rows.outputs)
         )
         grad = logits if self.has_gradient else None
-        objective = rows.objective and rows.objective.part(chunk, self.chunks.lengths_of(index))
+        lengths = self.chunks.lengths[index] if self.chunks.lengths else ()
+        objective = rows.objective and replace(rows.objective, rows=chunk, lengths=lengths)
         return replace(
             rows, inputs=RowInputs(*inputs), outputs=RowOutputs(*outputs), grad=grad, total=None, objective=objective
         )  # fmt: skip
