@@ -120,9 +120,9 @@ class _LossModule(torch.nn.Module):
             self.settings, self.options = {**self.settings, **place}, replace(self.options, **place)
         if not is_sharded or not self._is_of_group(value):
             raise TypeError(
-                f"{name} must be this rank's tensor, or sharded by the loss's group alone along dimension {dimension}, "
-                f"got a DTensor with {value.placements}: pass {name}.to_local() if that is this rank's tensor. If FSDP "
-                f"shards the {name}, call the loss in the forward of the FSDP unit that holds it"
+                f"{name} must be this rank's tensor, or sharded by the loss's group alone along dimension {dimension} "
+                f"and not {value.placements}, got a DTensor: pass {name}.to_local() if that is this rank's tensor. If "
+                f"FSDP shards the {name}, call the loss in the forward of the FSDP unit that holds it"
             )
         return value.to_local()
 
@@ -134,7 +134,7 @@ class _LossModule(torch.nn.Module):
         if not self._is_of_group(hidden) or not (placement.is_replicate() or placement.is_shard(0)):
             raise TypeError(
                 "hidden must be this rank's tensor, or replicated or sharded along dimension 0 by the loss's group "
-                f"alone, got a DTensor with {hidden.placements}"
+                f"alone and not {hidden.placements}, got a DTensor: pass hidden.to_local() if that is this rank's"
             )
         self.settings = {**self.settings, "hidden_sharded": placement.is_shard(0)}
         return hidden.to_local()
