@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from tpbench.kernels import KERNEL_LOSSES, LABEL_LOSSES
 from tpbench.kernels.cached_launch import INTERPRETED
 from tpbench.kernels.objective import agree
-from tpbench.kernels.row_loss import Options, TopK
+from tpbench.kernels.row_loss import LARGEST_SCALE, Options, TopK
 from tpbench.kernels.row_terms import RowInputs
 
 POLICY_TENSORS = ("old_logprobs", "advantages", "ref_logprobs")
@@ -90,6 +90,11 @@ def options(given: Options) -> None:
             raise ValueError(
                 f"{name} {declared['role']}: it must be {default:g} for loss={given.shown_loss}, got {value}"
             )
+    if not isinstance(given.temperature, Tensor) and given.logits_scale > LARGEST_SCALE * given.temperature:
+        least = given.logits_scale / LARGEST_SCALE
+        raise ValueError(
+            f"temperature must be at least {least:g}, a millionth of logits_scale; got {given.temperature}"
+        )
     if given.correct and loss not in LABEL_LOSSES:
         raise ValueError(f"correct needs labels: it must be False for loss={loss!r}")
     if loss == "jsd" and given.beta >= 1.0:

@@ -117,8 +117,10 @@ def entropy_loss(
         vocab_size: columns of the whole vocabulary. Columns at or past it are padding: outside the softmax, and with a
             zero gradient. By default all columns of all ranks.
         reduction: of the rows' losses: "mean" over the rows that count (0 if none does), "sum" or "none".
-        logits_scale, temperature: positive. The temperature softens the target logits only. It divides the logits for
-            logprob, policy and a function, and may be (rows,) fp32 for these, equal on all ranks.
+        logits_scale, temperature: positive. logits_scale is at most 1e6, and the temperature at least 1e-6 *
+            logits_scale: with less, exponents of logits near 1000 leave the range of fp32. The temperature softens the
+            target logits only. It divides the logits for logprob, policy and a function, and may be (rows,) fp32 for
+            these, equal on all ranks.
         softcap: positive, or None for no cap. It does not apply to target logits.
         entropy: also compute each row's entropy. correct: for losses of labels, also compute whether the label has the
             largest logit of its row. Equal logits count as correct.

@@ -170,6 +170,10 @@ def _number(default: float | None, role: str = "", losses: Sequence[str] = KERNE
 _EXCEPT = {name: tuple(loss for loss in KERNEL_LOSSES if loss != name) for name in ("cross_entropy", "logprob")}
 
 
+LARGEST_SCALE = 1e6
+"""Largest factor on logits. With it logits up to 1000 have exponents whose rounding stays in the range of fp32."""
+
+
 @dataclass
 class Options:
     """The options of `entropy_loss` that are numbers or names. `checks.options` checks them by their declarations.
@@ -191,7 +195,7 @@ class Options:
     algorithm: str = "auto"
     objective: Objective | None = None
     """The function that was given as the loss. It is one of log-probabilities: `loss` is "logprob" then."""
-    logits_scale: float = _number(1.0, positive=True)
+    logits_scale: float = _number(1.0, positive=True, high=LARGEST_SCALE)
     temperature: float | Tensor = _number(1.0, "softens target logits", _EXCEPT["cross_entropy"], positive=True)
     label_smoothing: float = _number(0.0, "smooths labels", ("cross_entropy",), high=1.0)
     z_loss: float = _number(0.0, "is a term of a loss", _EXCEPT["logprob"])

@@ -54,6 +54,12 @@ def test_reductions_and_scales(loss: Any, reduction: str, device: torch.device, 
     assert none.grad is not None and none.grad.shape == (0, 100)
 
 
+@pytest.mark.parametrize("loss", LOSSES[1:])
+def test_the_smallest_temperature(loss: Any, device: torch.device, algorithm: Any) -> None:
+    logits, target = make(loss, device=device)
+    check(logits, target * 100, loss=loss, temperature=1e-6, **algorithm)
+
+
 @pytest.mark.parametrize("label_smoothing", [0.1, 1.0])
 def test_label_smoothing(label_smoothing: float, device: torch.device, algorithm: Any) -> None:
     logits, target = make("cross_entropy", device=device)
