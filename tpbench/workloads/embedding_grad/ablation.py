@@ -8,7 +8,7 @@ import pandas as pd
 
 from tpbench.tables import Table
 from tpbench.workloads.embedding_grad.crossover import comparable
-from tpbench.workloads.embedding_grad.problem import WORKLOAD, expected_density
+from tpbench.workloads.embedding_grad.problem import WORKLOAD, rounded_density
 from tpbench.workloads.sizes import ITEM_BYTES
 
 INDEXES = ("none", "late", "pinned", "early", "device")
@@ -57,7 +57,7 @@ def _sent(frame: pd.DataFrame) -> Table:
         shares = [
             sent / (-(-size // row["dp_size"]) * peers * row_mb) for size in (row["table_rows"], EMBEDDING_AND_HEAD)
         ]
-        problem = (*(str(row[name]) for name in SENT[:-1]), f"{expected_density(row):.3g}")
+        problem = (*(str(row[name]) for name in SENT[:-1]), f"{rounded_density(row):.3g}")
         lines.append((*problem, row["variant"], f"{sent:.4g}", *(f"{share:.1%}" for share in shares)))
     names = (*SENT, "exchange", "MB sent", "of the whole table", "of embedding and head")
     return Table("megabytes that the busiest rank sends, against reduce-scatters of whole tables", names, tuple(lines))

@@ -70,9 +70,7 @@ class EmbeddingGrad:
         if self.other_mib and not self.overlap_ms:
             complaints.append(f"other_mib={self.other_mib} needs overlap_ms: the transfers are of a training step")
         if self.transfer_order != "passes" and not self.other_mib:
-            complaints.append(
-                f"transfer_order={self.transfer_order} needs other_mib: without other parameters there is no order"
-            )
+            complaints.append(f"transfer_order={self.transfer_order} needs other_mib: parameters to order it with")
         if self.distribution == "fixed" and self.tokens_per_rank > self.table_rows:
             complaints.append(
                 f"tokens={self.tokens} x accumulate={self.accumulate} are more than table_rows={self.table_rows}: "
@@ -81,16 +79,8 @@ class EmbeddingGrad:
         return complaints
 
 
-def expected_density(row: Mapping[str, Any]) -> float | None:
-    """Return touched rows of a rank over table_rows, to three digits.
-
-    The value follows from the distribution if that determines it, and is the counted one otherwise.
-    """
-    rows, tokens = row["table_rows"], row["tokens"] * row["accumulate"]
-    if row["distribution"] == "uniform":
-        return float(f"{1 - (1 - 1 / rows) ** tokens:.3g}")
-    if row["distribution"] == "fixed":
-        return float(f"{tokens / rows:.3g}")
+def rounded_density(row: Mapping[str, Any]) -> float | None:
+    """Return the counted touched rows of a rank over table_rows, to three digits, or None without a measurement."""
     return None if row.get("density") is None else float(f"{row['density']:.3g}")
 
 
@@ -122,23 +112,16 @@ WORKLOAD = Workload(
         Column("stand_in_ms", float, "measured time of the stand-in forward and backward alone"),
         Column("others_ms", float, "measured time of an iteration without the exchange (with other_mib)"),
         Column("index_ms", float, "wall time until the GPU has a step's index, computed alone (with index)", better=-1),
-        Column(
-            "exposed_ms", float, "time of an iteration minus others_ms (or stand_in_ms without other_mib)", better=-1
-        ),
+        Column("exposed_ms", float, "an iteration's time minus others_ms (stand_in_ms without other_mib)", better=-1),
         *(
-            Column(
-                f"{phase}_ms",
-                float,
-                f"time of the phase {phase} alone: device time on GPUs, except for counts",
-                better=-1,
-            )
+            Column(f"{phase}_ms", float, f"{phase} alone, by device time except for counts", better=-1)
             for phase in PHASES
         ),
     ),
     pivot=Pivot(
         rows=("table_rows", "width", "dp_size", "density"),
         sections=("dtype", "overlap_ms"),
-        derived={"density": expected_density},
+        derived={"density": rounded_density},
     ),
     studies={
         "crossover": Study(

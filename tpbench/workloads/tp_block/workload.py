@@ -95,16 +95,8 @@ WORKLOAD = BlockWorkload(
         _profiled("backward_ms", float, "backward pass, timed as the step is", better=-1),
         _profiled("compute_ms", float, "the step with its communication removed: products in one piece", better=0),
         _profiled("communication_ms", float, "the step's collectives alone, one after the other", better=0),
-        _profiled(
-            "exposed_ms", float, "time beyond that of the step without communication (median of pairs)", better=-1
-        ),
-        _profiled(
-            "hidden_share",
-            float,
-            "share of the communication that is hidden: 1 - exposed_ms / communication_ms",
-            better=0,
-            percent=True,
-        ),
+        _profiled("exposed_ms", float, "time beyond the step without communication (median of pairs)", better=-1),
+        _profiled("hidden_share", float, "1 - exposed_ms / communication_ms", better=0, percent=True),
         Column("chained_compute_ms", float, "compute_ms of steps back to back, as in a training loop"),
         Column("chained_exposed_ms", float, "exposed_ms of steps back to back (median of pairs of blocks)", better=-1),
         Column("forward_compute_ms", float, "compute_ms of the forward pass alone"),
@@ -117,9 +109,7 @@ WORKLOAD = BlockWorkload(
         Column("gather_gb_per_s", float, "bandwidth of a large all-gather on this machine, bytes that a rank receives"),
         Column("nccl_algorithm", str, "what NCCL runs for an all-gather of the step's size: kernel or copy engine"),
         _profiled("graph_gib", float, "graphs' memory between iterations; reports add it to peak_gib", by_variant=True),
-        _profiled(
-            "workspace_gib", float, "memory shared with peers that the variant keeps", better=-1, by_variant=True
-        ),
+        _profiled("workspace_gib", float, "memory shared with peers that is kept", better=-1, by_variant=True),
         _profiled("grad_norm", float, "norm of all weights' gradients, counting each weight once"),
         Column("losses", list, "loss of each training step, warm-up included (layers=N)"),
         Column("grad_norms", list, "norm of all gradients in each training step, warm-up included (layers=N)"),

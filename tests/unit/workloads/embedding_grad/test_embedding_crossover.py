@@ -19,17 +19,15 @@ from tpbench.tables import Document, as_markdown
 from tpbench.workloads.embedding_grad import ablation, crossover
 from tpbench.workloads.embedding_grad.bench import unavoidable_bytes
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs, leaving
-from tpbench.workloads.embedding_grad.problem import expected_density
 
 
 def test_uniform_tokens_touch_the_rows_that_the_density_says() -> None:
-    """The densities of the speed record, and hashed rows, which spread evenly over owners."""
-    fields = {"table_rows": 251_520, "accumulate": 2, "distribution": "uniform"}
-    for tokens, density in ((16_384, 0.12), (49_152, 0.32)):
-        assert expected_density({**fields, "tokens": tokens}) == pytest.approx(density, abs=0.005)
+    """Hashed rows spread evenly over owners."""
     cell = problem(table_rows=20_001, width=8, tokens=4000)
-    touched = 20_001 * float(expected_density(vars(cell)) or 0)
-    assert leaving(EmbeddingGradInputs(cell, context(ranks=4)).counts) == pytest.approx([touched * 3 / 4] * 4, rel=0.03)
+    inputs = EmbeddingGradInputs(cell, context(ranks=4))
+    assert inputs.density == pytest.approx(1 - (1 - 1 / 20_001) ** cell.tokens_per_rank, rel=0.03)
+    touched = 20_001 * inputs.density
+    assert leaving(inputs.counts) == pytest.approx([touched * 3 / 4] * 4, rel=0.03)
 
 
 def row(variant: str, density: float, ms: float, **more: Any) -> dict[str, Any]:
