@@ -35,9 +35,7 @@ class TrainStep:
     rope_theta: float = setting(1e4, help="base of the rotary embedding", low=1.0, column=False)
     rope_factor: float = setting(1.0, help="Llama 3's scaling of the rotary embedding; 1: none", low=1.0, column=False)
     norm_eps: float = setting(1e-6, help="epsilon of the RMS norms", low=0.0, column=False)
-    model_dir: str | None = setting(
-        None, help="folder with a config.json that describes the model instead", column=False
-    )
+    model_dir: str | None = setting(None, help="folder with a config.json of the model instead", column=False)
     config_hash: str | None = setting(None, help="hash of that config.json, computed by tpbench; it cannot be set")
     ffn_matrices: int = setting(
         3, help="matrices of the feed-forward layer, computed by tpbench; it cannot be set", low=2, high=3, column=False
@@ -47,35 +45,24 @@ class TrainStep:
     batch_size: int = setting(1, help="sequences of a replica in one micro-batch", low=1)
     seq_length: int = setting(2048, help="tokens of a sequence", low=2)
     accumulate: int = setting(1, help="micro-batches whose gradients add up to one update", low=1)
-    batches: int | None = setting(
-        1, help="number of different batches, which the steps repeat in order; null: each step has a new one",
-        low=1,
-    )  # fmt: skip
+    batches: int | None = setting(1, help="batches that the steps repeat in order; null: each has a new one", low=1)
     steps: int = setting(20, help="measured steps, each with its update", low=1)
     warmup_steps: int = setting(5, help="steps before the measured steps", low=0)
     learning_rate: float = setting(1e-5, help="AdamW's learning rate, constant", low=0.0)
     weight_decay: float = setting(0.01, help="AdamW's decay, of all parameters", low=0.0)
     max_grad_norm: float | None = setting(1.0, help="gradients are scaled down to this norm; null: never", low=1e-6)
-    dtype: Dtype = setting(
-        "bfloat16", help="dtype of parameters, gradients, states and computation; float16 sets autocast"
-    )
+    dtype: Dtype = setting("bfloat16", help="dtype of all tensors and of the computation; float16 sets autocast=true")
     autocast: bool = setting(False, help="parameters and states in fp32, matrix products in dtype by torch.autocast")
     seed: int = setting(42, help="seed of initial weights and tokens", low=0, high=2**31 - 1)
 
     attention: Literal["sdpa", "flash_attention_2", "eager"] = setting(
         "sdpa", help="implementation of attention", option="skipped"
     )
-    activation_checkpointing: bool = setting(
-        False, help="keep only the input of each layer and recompute the rest", option="skipped"
-    )
+    activation_checkpointing: bool = setting(False, help="recompute each layer from its input", option="skipped")
     compile: bool = setting(False, help="compile each decoder layer with torch.compile (needs a GPU)", option="skipped")
     zero_stage: Literal[0, 1, 2] = setting(1, help="DeepSpeed's ZeRO stage (autotp)", option="ignored")
-    overlap: bool = setting(
-        False, help="DeepSpeed's overlap of tensor-parallel all-reduces with products (autotp)", option="ignored"
-    )
-    vocab_parallel: bool = setting(
-        True, help="head and loss use the sharded vocabulary; false: gather all logits", option="ignored"
-    )
+    overlap: bool = setting(False, help="all-reduces beside products, by DeepSpeed (autotp)", option="ignored")
+    vocab_parallel: bool = setting(True, help="loss of sharded logits; false: gather all logits", option="ignored")
     train_loss: Literal["torch", "compiled", "liger", "tpbench", "tpbench_linear"] = setting(
         "torch",
         help="cross-entropy: the variant's own (torch), compiled by torch.compile, or of liger or tpbench; "
@@ -83,9 +70,7 @@ class TrainStep:
         option="skipped",
     )
 
-    phase_steps: int = setting(
-        3, help="above 0: time the phases of each measured step; 0: do not", low=0, option="skipped", column=False
-    )
+    phase_steps: int = setting(3, help="0: do not time the phases of steps", low=0, option="skipped", column=False)
     log_interval: int = setting(10, help="steps between two lines of progress; 0: none", low=0, column=False, in_key=5)
 
     @property
@@ -115,10 +100,7 @@ class TrainStep:
             (self.depth > self.layers, f"num_layers={self.num_layers} is more than the {self.layers} of {self.model}"),
             (self.head_dim % 2, f"head_dim={self.head_dim} must be even: rotary embeddings rotate pairs of numbers"),
             (self.autocast and self.dtype == "float32", "autocast=true needs dtype=bfloat16 or float16"),
-            (
-                self.dtype == "float16" and not self.autocast,
-                "dtype=float16 needs autocast=true: AdamW's second moments would round to 0",
-            ),
+            (self.dtype == "float16" and not self.autocast, "dtype=float16 needs autocast=true: moments round to 0"),
             (
                 self.attention == "flash_attention_2" and self.dtype == "float32",
                 "attention=flash_attention_2 has no float32",
