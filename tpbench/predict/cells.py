@@ -16,6 +16,11 @@ from tpbench.workloads.entropy_loss.cost_model import LossSize, size_of
 KNOWN_GPUS = {"A100": (79.2, 2039.0), "H100": (79.2, 3350.0), "H200": (139.8, 4800.0), "B200": (178.4, 8000.0)}
 """Memory in GiB and datasheet bandwidth in GB/s of SXM modules (A100: 80 GB), by a part of the GPU's name."""
 
+CODE = ("git_commit", "kernels_version", "variant_version", "package_versions")
+"""Columns that tell the code of a row."""
+SAME_TIME = 0.1
+"""Code whose device time differs by a larger share has been replaced."""
+
 
 @dataclass(frozen=True)
 class MeasuredCell:
@@ -55,6 +60,38 @@ def known_gpu(name: str) -> tuple[float, float] | None:
     return next((facts for known, facts in KNOWN_GPUS.items() if known in name.upper()), None)
 
 
+def _of_present_code(frame: pd.DataFrame) -> list[MeasuredCell]:
+    """Return the newest cell of each variant and size, without those of code that was replaced.
+
+    Rows of older code count if no cell that was measured with both says that the newer code is faster or slower.
+    """
+    frame = frame.reindex(columns=[*frame.columns, *(name for name in CODE if name not in frame)])
+    versions = [cells for _, cells in frame.sort_values("started_at").groupby([*CODE], dropna=False, sort=False)]
+    present: dict[tuple[str, str], dict[LossSize, MeasuredCell]] = {}
+    for version in sorted(versions, key=lambda rows: rows["started_at"].max(), reverse=True):
+        found: dict[tuple[str, str], dict[LossSize, MeasuredCell]] = {}
+        for row in (record for grid in arrange_rows(version) for record in grid.records):
+            size = size_of(row)
+            on_one_host = row["device"] == "cuda" and row["gpu_name"] and (row["nodes"] or 1) == 1
+            is_tuned = " block_cap=" in row.column
+            is_sound = row["status"] in ("ok", "oom") and not caveat_mark(row)
+            if on_one_host and is_sound and size is not None and not is_tuned:
+                found.setdefault((row["gpu_name"], row.column), {})[size] = MeasuredCell(row.column, size, row)
+        for key, cells in found.items():
+            newer = present.setdefault(key, {})
+            if not any(_differ(newer[size], cells[size]) for size in newer.keys() & cells.keys()):
+                present[key] = cells | newer
+    return [cell for cells in present.values() for cell in cells.values()]
+
+
+def _differ(one: MeasuredCell, other: MeasuredCell) -> bool:
+    """Return true if two cells of the same size ended otherwise, or took another time."""
+    if one.row["status"] != other.row["status"]:
+        return True
+    times = [cell.row["device_ms"] for cell in (one, other)]
+    return None not in times and abs(times[0] / times[1] - 1) > SAME_TIME
+
+
 def measured(frame: pd.DataFrame, gpu: str | None = None) -> MeasuredCells:
     """Return the newest row of each cell that was measured, or ran out of memory, on one GPU model.
 
@@ -62,14 +99,8 @@ def measured(frame: pd.DataFrame, gpu: str | None = None) -> MeasuredCells:
     Cells that set a block cap are left out. Raises JobError if no cell is left.
     """
     by_gpu: dict[str, list[MeasuredCell]] = {}
-    grids = arrange_rows(frame[frame["workload"] == WORKLOAD.name])
-    for row in (record for grid in grids for record in grid.records):
-        size = size_of(row)
-        on_one_host = row["device"] == "cuda" and row["gpu_name"] and (row["nodes"] or 1) == 1
-        is_tuned = " block_cap=" in row.column
-        is_sound = row["status"] in ("ok", "oom") and not caveat_mark(row)
-        if on_one_host and is_sound and size is not None and not is_tuned:
-            by_gpu.setdefault(row["gpu_name"], []).append(MeasuredCell(row.column, size, row))
+    for cell in _of_present_code(frame[frame["workload"] == WORKLOAD.name]):
+        by_gpu.setdefault(cell.row["gpu_name"], []).append(cell)
     if not by_gpu:
         raise JobError(f"no row of {WORKLOAD.name} was measured on a GPU: name a folder that has some with --rows")
     named = [name for name in by_gpu if gpu and gpu.upper() in name.upper()]

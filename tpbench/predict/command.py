@@ -2,6 +2,7 @@
 
 import argparse
 import itertools
+import math
 import re
 import typing
 from collections.abc import Mapping, Sequence
@@ -12,9 +13,18 @@ import pandas as pd
 
 from tpbench.job import Job
 from tpbench.predict.answer import Answer, document
-from tpbench.predict.cells import KNOWN_GPUS, MeasuredCell, MeasuredCells, measured
-from tpbench.predict.model import COUNTED, TIMES, VariantModel, leave_out, models
-from tpbench.predict.target import find_target
+from tpbench.predict.cells import KNOWN_GPUS, MeasuredCells, measured
+from tpbench.predict.model import (
+    COUNTED,
+    ERROR_BAR_SHARE,
+    LARGEST_ERROR,
+    TIMES,
+    Prediction,
+    VariantModel,
+    calibrated_errors,
+    models,
+)
+from tpbench.predict.target import NODE_GPUS, Target, find_target
 from tpbench.report import command_line
 from tpbench.settings import JobError
 from tpbench.suggestions import unknown
@@ -27,12 +37,17 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command. Return 1 if a validation misses its aims. Raises JobError for what cannot be answered."""
     options = _parser().parse_args(arguments)
     form = command_line.output_format(options, tuple(command_line.TABLES))
+    if options.workload not in (None, WORKLOAD.name):
+        raise JobError(
+            f"predict knows only {WORKLOAD.name}, a loss of given logits. What {options.workload} needs of memory, and "
+            "how long similar cells took, says a dry run: python -m tpbench -m variant=NAME shape=NAME dry_run=true"
+        )
     cells = measured(command_line.read_rows(options.rows), options.gpu)
     fitted = models(cells)
     if not fitted:
         raise JobError(f"no variant was measured in enough cells on {cells.gpu} to predict from")
     if options.validate:
-        content, reached = validation(_chosen(fitted, options), cells)
+        content, reached = validation(_chosen(fitted, options), cells.gpu)
     else:
         content, reached = document(_answers(cells, fitted, options)), True
     command_line.write(content, form, options.output)
@@ -52,11 +67,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--gpu-memory", type=positive_number, metavar="GIB", help=memory)
     bandwidth = "copy bandwidth of a GPU, as in the column copy_gb_per_s: scales times (that of the rows' GPU)"
     add("--bandwidth", type=positive_number, metavar="GB_PER_S", help=bandwidth)
+    add("--workload", metavar="NAME", help=f"only {WORKLOAD.name}; for others see dry_run=true")
     add("--variant", metavar="A,B", help="only these variants")
     add("--rows", nargs="+", default=["outputs"], metavar="PLACE", help="rows to fit to (outputs)")
     gpu = f"your GPU: one with rows, or {', '.join(KNOWN_GPUS)} (the one with most rows)"
     add("--gpu", metavar="NAME", help=gpu)
-    validate = "predict measured cells, tp sizes and the largest sizes from the others, and show the errors"
+    validate = "predict measured sizes and tp sizes from the others, and show how many error bars hold"
     add("--validate", action="store_true", help=validate)
     command_line.add_output(parser, tuple(command_line.TABLES))
     return parser
@@ -96,13 +112,37 @@ def _answers(cells: MeasuredCells, fitted: Mapping[str, VariantModel], options: 
             raise JobError(f"{size.kind} was not measured on {cells.gpu}")
         predictions = []
         for label, model in _chosen(able, options).items():
-            refusal = WORKLOAD.variants[label.split()[0]].unsupported_reason(problem, size.tp_size)
+            refusal = _refusal(label, problem, size.tp_size, target)
             if refusal and options.variant:
                 raise JobError(f"{label} cannot run {size}: {refusal}")
             if not refusal:
                 predictions.append(model(size, target.slowdown))
-        answers.append(Answer(size, predictions, target))
+        unknown = [] if options.variant else _without_time(predictions, problem, size.tp_size, target)
+        answers.append(Answer(size, predictions, target, unknown))
     return answers
+
+
+def _refusal(label: str, problem: EntropyLoss, tp_size: int, target: Target) -> str | None:
+    """Return why a variant cannot run a problem on the GPUs in question, or None if it can."""
+    name, *options = label.split()
+    variant = WORKLOAD.variants[name]
+    shares = (
+        getattr(variant, "exchanges", "") == "numbers of parts"
+        and "exchange=nccl" not in options
+        and problem.loss != "jsd"
+    )
+    if shares and tp_size > 1 and (tp_size > NODE_GPUS or not target.peers):
+        return f"its exchange needs GPUs that reach each other's memory: at most {NODE_GPUS} of one node, with NVLink"
+    return variant.unsupported_reason(problem, tp_size)
+
+
+def _without_time(predictions: Sequence[Prediction], problem: EntropyLoss, tp_size: int, target: Target) -> list[str]:
+    """Return the variants that can run the problem and of which no time is known."""
+    known = {
+        one.label.split()[0] for one in predictions if any(time and time.known for time in (one.time_ms, one.device_ms))
+    }
+    able = [name for name in WORKLOAD.variants if _refusal(name, problem, tp_size, target) is None]
+    return [name for name in able if name not in known]
 
 
 def _chosen(able: Mapping[str, VariantModel], options: argparse.Namespace) -> Mapping[str, VariantModel]:
@@ -126,48 +166,57 @@ def whole_numbers(text: str) -> list[int]:
     return [int(number[1]) * 1024 ** " km".index(number[2].lower() or " ") for number in numbers if number]
 
 
-LEFT_OUT = {"one cell": (0.10, 0.03), "all cells of a tp size": (0.25, 0.03), "the largest of a size": (0.25, 0.03)}
-"""Cells that are predicted from the others, with the aims: largest median error of the times, and of the counts."""
+LEAST_COVERAGE, LEAST_KNOWN, LARGEST_BAR, LARGEST_COUNT_ERROR = 0.85, 0.8, 0.15, 0.03
+"""Aims of the validation: the share of true times within their error bars, the share of cells inside the measured range
+that have a number, the median error bar of these, and the median error of memory and sent bytes of each variant."""
 
 
-def validation(models: Mapping[str, VariantModel], measured: MeasuredCells) -> tuple[Document, bool]:
-    """Return a table of the median errors on cells that were left out, and true if they reach the aims.
-
-    The times of all variants together must reach them, and the memory and the sent bytes of each variant, because these
-    are counted: a variant whose counts are wrong shows only there.
-    """
-    columns = ["left out", "variant", "predicted", "wall time", "device time", "peak memory", "sent", ""]
-    rows, reached = [], True
-    for left_out, (of_times, of_counts) in LEFT_OUT.items():
-        errors = {label: leave_out(model.cells, _groups(left_out, model.cells)) for label, model in models.items()}
-        for label, found in errors.items():
-            missed = (found[[*COUNTED]].median() > of_counts).any()
-            known = f"{found['device_ms'].count()} of {len(models[label].cells)}"
-            rows.append([left_out, label, known, *_medians(found), "missed" if missed else ""])
-            reached &= not missed
-        pooled = pd.concat(errors.values())
-        rows.append([left_out, "all", "", *_medians(pooled), ""])
-        rows.append([left_out, "aim: at most", "", *(f"{aim:.0%}" for aim in (*2 * [of_times], *2 * [of_counts])), ""])
-        reached &= not (pooled[[*TIMES]].median() > of_times).any()
+def validation(fitted: Mapping[str, VariantModel], gpu: str) -> tuple[Document, bool]:
+    """Return tables of how well cells are predicted that were left out of the fit, and true if they reach the aims."""
+    columns = ("left out", "times", "inside", "predicted", "within +-", "of inside", "median +-")
+    rows, bars, reached = [], [], True
+    for axis, left_out in (("size", "a size"), ("tp", "a number of ranks")):
+        lines = pd.concat([_times(fitted, model, axis) for model in fitted.values()]).dropna(subset="error")
+        inside, known = lines[lines["inside"]], lines[lines["bar"] <= LARGEST_ERROR]
+        within, of_inside = (known["error"] <= known["bar"]).mean(), (inside["bar"] <= LARGEST_ERROR).mean()
+        reached &= not (within < LEAST_COVERAGE or of_inside < LEAST_KNOWN)
+        bars.append(known.loc[known["inside"], "bar"])
+        shares = (within, of_inside, bars[-1].median())
+        rows.append([left_out, *(str(len(part)) for part in (lines, inside, known)), *map(_share, shares)])
+    reached &= not pd.concat(bars).median() > LARGEST_BAR
+    rows.append(["aim", "", "", "", *map(_share, (LEAST_COVERAGE, LEAST_KNOWN, LARGEST_BAR))])
+    counted = []
+    for label, model in fitted.items():
+        medians = model.left_out[[*COUNTED]].median()
+        missed = (medians > LARGEST_COUNT_ERROR).any()
+        reached &= not missed
+        counted.append([label, *map(_share, medians), "missed" if missed else ""])
+    tables = [
+        Table("", columns, rows, keys=1),
+        Table("median errors of counts", ("variant", "peak memory", "sent", ""), counted, keys=1),
+    ]
     caption = (
-        f"median errors of cells measured on {measured.gpu} that were predicted from the others (times that the others "
-        "do not determine are not predicted)"
+        f"wall and device times on {gpu}, predicted from the other cells of their variant; inside: cells of their loss "
+        f"have less and more of each size; +- promises {ERROR_BAR_SHARE:.0%}. Without a cell of its variant, loss and "
+        "GPU, a time is not predicted"
     )
-    verdict = "the aims are reached" if reached else "the aims are not reached"
-    return Document([Table("", columns, rows)], caption, [verdict]), bool(reached)
+    return Document(tables, caption, [f"the aims are {'' if reached else 'not '}reached"]), bool(reached)
 
 
-def _groups(left_out: str, cells: Sequence[MeasuredCell]) -> list[set[Any]]:
-    """Return the groups of sizes that are left out together, or none if each size is left out alone."""
-    if left_out == "one cell":
-        return []
-    sizes = {cell.size for cell in cells}
-    if left_out == "all cells of a tp size":
-        return [{size for size in sizes if size.tp_size == ranks} for ranks in {size.tp_size for size in sizes}]
-    names = [name for name, value in vars(next(iter(sizes))).items() if isinstance(value, int) and name != "tp_size"]
-    largest = {name: max(getattr(size, name) for size in sizes) for name in names}
-    return [{size for size in sizes if getattr(size, name) == largest[name]} for name in names]
+def _times(fitted: Mapping[str, VariantModel], model: VariantModel, axis: str) -> pd.DataFrame:
+    """Return the error of each time that was left out along an axis, and the error bar that others give it."""
+    others = [other.left_out for label, other in fitted.items() if label != model.label]
+    lines = []
+    for _, group in model.left_out[model.left_out["axis"] == axis].groupby("group"):
+        own = model.left_out.drop(group.index)
+        errors = calibrated_errors(own, [own, *others])
+        for line in group.to_dict("records"):
+            inside = line["kind"] in ("size", "ranks")
+            for name in TIMES:
+                bar = errors.get((line["kind"], name), math.inf) * line["stretch"]
+                lines.append({"error": line[name], "bar": bar, "inside": inside})
+    return pd.DataFrame(lines, columns=["error", "bar", "inside"])
 
 
-def _medians(errors: pd.DataFrame) -> list[str]:
-    return [MISSING if pd.isna(median) else f"{median:.1%}" for median in errors.median()]
+def _share(share: float) -> str:
+    return MISSING if pd.isna(share) else f"{share:.1%}"

@@ -2,12 +2,13 @@
 
 The counts come from the cost model of the entropy loss. A wall time is the device time and what the host adds. The
 host's part depends on launches and ranks, not on bytes: a fit of wall times with terms of bytes would mistake
-differences between hosts for bytes.
+differences between hosts for bytes. Between measured sizes a time follows the measured cells nearby: what the fit
+leaves at each of them is interpolated (kriging).
 """
 
 import math
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -24,6 +25,20 @@ MIN_SIZES = 4
 """A variant with fewer measured sizes is not predicted."""
 ERROR_BAR_SHARE = 0.9
 """Share of the left-out cells that lie within an error bar."""
+KINDS = ("size", "ranks", "far size", "more ranks", "fewer ranks")
+"""What is new about a size: its numbers within the measured range, its number of ranks, or one that lies beyond the
+range. Each has errors of its own."""
+REACH = {"tp_size": 1.2}
+"""Doublings over which what the fit leaves of a time stays alike, if not `USUAL_REACH`."""
+USUAL_REACH = 2.0
+NOISE = 0.02
+"""Part of what the fit leaves that is chance, as a share of its variance."""
+PRIOR = 3
+"""Cells as which the errors of all variants together count beside those of a variant."""
+LEAST_ERROR = 0.01
+OTHER_GPU_ERROR = 0.3
+"""Error of a time on another GPU. Of 37 cells of plain torch, Liger and flash-attention on an H100 and an H200, 34 lie
+within it."""
 TIMES = ("time_ms", "device_ms")
 COUNTED = ("peak_gib", "bytes_communicated")
 TOLERANCE = 1e-3
@@ -44,19 +59,19 @@ class Fit:
     determined: _Array
     """(directions, terms): an orthonormal basis of the scaled terms of the measured cells."""
 
-    def __call__(self, terms: Terms, slowdown: float = 1.0) -> float | None:
+    def __call__(self, terms: Terms, slowdown: float = 1.0, *, likely: bool = False) -> float | None:
         """Return the sum, or None if the measured cells do not determine it.
 
         A sum is determined if its terms are a combination of the terms of measured cells. For example, rows of a
-        single tp size don't tell how the latency of collectives grows. `slowdown` multiplies the terms that a GPU's
-        memory bandwidth limits.
+        single tp size don't tell how the latency of collectives grows. A `likely` sum need only have terms that some
+        cells have. `slowdown` multiplies the terms that a GPU's memory bandwidth limits.
         """
         terms = {name: value for name, value in terms.items() if value}
         if terms.keys() - self.coefficients.keys():
             return None
         scaled = np.array([terms.get(name, 0.0) for name in self.coefficients]) / self.scales
         rest = scaled - self.determined.T @ (self.determined @ scaled)
-        if np.linalg.norm(rest) > TOLERANCE * np.linalg.norm(scaled):
+        if not likely and np.linalg.norm(rest) > TOLERANCE * np.linalg.norm(scaled):
             return None
         speeds = {name: slowdown if name.startswith("bytes") else 1.0 for name in terms}
         return sum(self.coefficients[name] * value * speeds[name] for name, value in terms.items())
@@ -145,12 +160,14 @@ class Prediction:
 
 
 class VariantModel:
-    """The fits of one variant's memory, sent bytes and times to measured cells, with their errors."""
+    """The fits of one variant's memory, sent bytes and times to measured cells."""
 
     def __init__(self, label: str, cells: Sequence[MeasuredCell]) -> None:
         self.label, self.cells = label, tuple(cells)
-        self.errors = pd.DataFrame(columns=[*TIMES, *COUNTED], dtype=float)
-        """Relative errors of the cells, each left out of the fit: the result of `leave_out`."""
+        self.left_out = pd.DataFrame()
+        """The result of `leave_out`."""
+        self.errors: Mapping[tuple[str, str], float] = {}
+        """Relative errors by kind and quantity, from `calibrated_errors`."""
         self.ran_out: Sequence[tuple[float, float]] = ()
         """As in `Prediction`."""
         counted = [(counts(label, cell.size), cell.row) for cell in cells]
@@ -158,8 +175,24 @@ class VariantModel:
         self.sent = _fit([(count.sent, row["bytes_communicated"]) for count, row in counted if count.sent])
         self.device = _fit([(count.time, row["device_ms"]) for count, row in counted])
         both = [cell for cell in cells if cell.row["time_ms"] is not None and cell.row["device_ms"] is not None]
-        device_ms = [self.device(counts(label, cell.size).time) or 0.0 for cell in both]
+        device_ms = [self.device(counts(label, cell.size).time, likely=True) or 0.0 for cell in both]
         self.host = fit([_host_terms(cell.size) for cell in both], [cell.row["time_ms"] for cell in both], device_ms)
+        self.left = {name: self._left(name) for name in TIMES}
+
+    def _left(self, name: str) -> tuple[Sequence[Any], _Array]:
+        """Return the sizes that were timed, with the weights by which what the fit leaves of them is interpolated."""
+        timed = [(cell.size, cell.row[name], self._fitted(name, cell.size)) for cell in self.cells]
+        logs = {size: math.log(value / fitted) for size, value, fitted in timed if value and fitted}
+        likeness = np.array([[_likeness(one, other) for other in logs] for one in logs]).reshape(len(logs), -1)
+        return [*logs], np.linalg.solve(likeness + NOISE * np.eye(len(logs)), [*logs.values()]) if logs else np.zeros(0)
+
+    def _fitted(self, name: str, size: LossSize, slowdown: float = 1.0) -> float | None:
+        """Return the fitted part of a time, or None without measured cells of its loss, or over as few ranks."""
+        device_ms = self.device(counts(self.label, size).time, slowdown, likely=True)
+        host_ms = self.host(_host_terms(size), likely=True)
+        if name == "device_ms" or device_ms is None:
+            return device_ms
+        return None if host_ms is None else device_ms + host_ms
 
     def value(self, name: str, size: LossSize, slowdown: float = 1.0) -> float | None:
         """Return one of `TIMES` or `COUNTED`, or `communication_ms`, or None if the cells do not determine it.
@@ -174,21 +207,24 @@ class VariantModel:
         if name == "communication_ms":  # the part of the device time that the collectives take
             collectives = {term: value for term, value in count.time.items() if term.startswith("collective")}
             return (self.device(collectives, slowdown) or None) if collectives else 0.0
-        device_ms, host_ms = self.device(count.time, slowdown), self.host(_host_terms(size))
-        if name == "device_ms" or device_ms is None:
-            return device_ms
-        return None if host_ms is None else device_ms + host_ms
+        if (fitted := self._fitted(name, size, slowdown)) is None:
+            return None
+        sizes, weights = self.left[name]
+        return fitted * math.exp(sum(_likeness(size, at) * weight for at, weight in zip(sizes, weights, strict=True)))
+
+    def error(self, name: str, size: LossSize) -> float:
+        """Return the relative error of a quantity. It is infinite if no left-out cell tells it."""
+        return self.errors.get((kind_of(self.cells, size), name), math.inf) * _stretch(self.cells, size)
 
     def __call__(self, size: LossSize, slowdown: float | None = 1.0) -> Prediction:
         """Return the prediction for a size. Problems of its kind must have been measured.
 
         `slowdown` is the memory bandwidth of the measured GPU over that of the GPU in question. None withholds times.
         """
-        beyond = extrapolation_factors(self.cells, size)
-        stretch = 1 + sum(map(math.log2, beyond.values()))
-        known = self.errors.quantile(ERROR_BAR_SHARE).fillna(1.0)
-        errors = {name: stretch * float(known[name]) for name in (*TIMES, "peak_gib")}
         values = {name: self.value(name, size, slowdown or 1.0) for name in (*TIMES, *COUNTED, "communication_ms")}
+        errors = {name: self.error(name, size) for name in (*TIMES, "peak_gib")}
+        if slowdown != 1.0:
+            errors |= {name: math.hypot(errors[name], OTHER_GPU_ERROR) for name in TIMES}
         # No row has the time of the collectives alone: all of the device time's error may be theirs.
         part, whole = values["communication_ms"], values["device_ms"]
         errors["communication_ms"] = errors["device_ms"] * (whole or math.inf) / part if part else 0.0
@@ -197,8 +233,32 @@ class VariantModel:
         times = estimates if slowdown else {}
         return Prediction(
             self.label, size, times.get("time_ms"), times.get("device_ms"), times.get("communication_ms"),
-            values["bytes_communicated"], estimates["peak_gib"], self.ran_out, beyond, len(self.cells),
+            values["bytes_communicated"], estimates["peak_gib"], self.ran_out,
+            extrapolation_factors(self.cells, size), len(self.cells),
         )  # fmt: skip
+
+
+def _likeness(one: LossSize, other: LossSize) -> float:
+    """Return how alike what the fit leaves of the times of two sizes is, from 0 to 1."""
+    distance = 0.0 if one.kind == other.kind else 1.0
+    for name, value in vars(one).items():
+        if isinstance(value, int):
+            distance += (math.log2(value / getattr(other, name)) / REACH.get(name, USUAL_REACH)) ** 2
+    return math.exp(-distance / 2)
+
+
+def kind_of(cells: Sequence[MeasuredCell], size: LossSize) -> str:
+    """Return which of `KINDS` a size is, beside measured cells."""
+    alike = [cell.size for cell in cells if cell.size.kind == size.kind]
+    ranks = {other.tp_size for other in alike}
+    if size.tp_size not in ranks:
+        if ranks and size.tp_size > max(ranks):
+            return "more ranks"
+        return "ranks" if ranks and size.tp_size > min(ranks) else "fewer ranks"
+    names = [name for name, value in vars(size).items() if isinstance(value, int)]
+    ranges = [(name, [getattr(other, name) for other in alike]) for name in names]
+    within = all(min(values) <= getattr(size, name) <= max(values) for name, values in ranges)
+    return "size" if within else "far size"
 
 
 def _fit(pairs: Sequence[tuple[Terms, float | None]]) -> Fit:
@@ -222,6 +282,11 @@ def extrapolation_factors(cells: Sequence[MeasuredCell], size: LossSize) -> dict
     return factors
 
 
+def _stretch(cells: Sequence[MeasuredCell], size: LossSize) -> float:
+    """Return by how much the error grows beyond the measured range: once more with each doubling."""
+    return 1 + sum(map(math.log2, extrapolation_factors(cells, size).values()))
+
+
 def models(measured: MeasuredCells) -> dict[str, VariantModel]:
     """Return a model for each variant that was measured often enough, most measured first."""
     by_label = {}
@@ -230,28 +295,69 @@ def models(measured: MeasuredCells) -> dict[str, VariantModel]:
         cells = [cell for cell in of_label if cell.row["status"] == "ok"]
         if len({cell.size for cell in cells}) >= MIN_SIZES and any(cell.row["peak_gib"] is not None for cell in cells):
             model = by_label[label] = VariantModel(label, cells)
-            model.errors = leave_out(cells)
+            model.left_out = leave_out(cells)
             model.ran_out = [
                 (float(cell.size.inputs_gib) + peak, limit_gib)
                 for cell in of_label
                 if cell.row["status"] == "oom" and (limit_gib := cell.row["memory_limit_gib"] or measured.memory_gib)
                 if (peak := model.value("peak_gib", cell.size)) is not None
             ]
+    for model in by_label.values():
+        model.errors = calibrated_errors(model.left_out, [each.left_out for each in by_label.values()])
     return by_label
 
 
-def leave_out(cells: Sequence[MeasuredCell], groups: Sequence[Collection[Any]] = ()) -> pd.DataFrame:
-    """Return the relative errors of each quantity, a line for each cell. An error is missing if it is unknown.
+def leave_out(cells: Sequence[MeasuredCell]) -> pd.DataFrame:
+    """Return the relative errors of each quantity, a line for each cell that cells of other sizes or ranks predict.
 
-    Each group of sizes is predicted from the cells of other sizes. Without groups, each size is one.
+    `axis` and `group` say what was left out, `kind` and `stretch` how far the cell then lies from the others. An error
+    is missing if it is unknown.
     """
     lines = []
-    for group in groups or [{size} for size in dict.fromkeys(cell.size for cell in cells)]:
-        others = [cell for cell in cells if cell.size not in group]
-        if any(cell.row["peak_gib"] is not None for cell in others):
+    for axis in ("size", "tp"):
+        groups = defaultdict(set)
+        for size in (cell.size for cell in cells):
+            groups[size.tp_size if axis == "tp" else (size.tokens, getattr(size, "vocab", 0))].add(size)
+        for at, group in enumerate(groups.values()):
+            others = [cell for cell in cells if cell.size not in group]
+            if not any(cell.row["peak_gib"] is not None for cell in others):
+                continue
             model = VariantModel(cells[0].label, others)
             for cell in (cell for cell in cells if cell.size in group):
-                found = {name: (model.value(name, cell.size), cell.row[name]) for name in (*TIMES, *COUNTED)}
-                known = {name: pair for name, pair in found.items() if pair[0] is not None and pair[1]}
-                lines.append({name: abs(predicted / truth - 1) for name, (predicted, truth) in known.items()})
-    return pd.DataFrame(lines, columns=[*TIMES, *COUNTED], dtype=float)
+                pairs = {name: (model.value(name, cell.size), cell.row[name]) for name in (*TIMES, *COUNTED)}
+                logs = {name: abs(math.log(one / other)) for name, (one, other) in pairs.items() if one and other}
+                place = {"kind": kind_of(others, cell.size), "stretch": _stretch(others, cell.size)}
+                errors = {name: math.expm1(log) for name, log in logs.items()}
+                lines.append({"axis": axis, "group": at, **place, **errors})
+    names = [*TIMES, *COUNTED]
+    return pd.DataFrame(lines, columns=["axis", "group", "kind", "stretch", *names]).astype(dict.fromkeys(names, float))
+
+
+def calibrated_errors(own: pd.DataFrame, of_all: Iterable[pd.DataFrame]) -> dict[tuple[str, str], float]:
+    """Return the error of each kind and quantity within which `ERROR_BAR_SHARE` of left-out cells lie.
+
+    A variant has too few cells to tell. So its errors are those of all variants, in units of what single sizes miss in
+    a variant that were left out.
+    """
+    frames = [frame for frame in of_all if not frame.empty]
+    errors = {}
+    for name in (*TIMES, *COUNTED):
+        of_sizes = [frame.loc[frame["kind"] == "size", name].dropna() for frame in frames]
+        usual = float(pd.concat(of_sizes).quantile(0.7)) if frames else math.nan
+        units = [
+            (frame[name] / frame["stretch"] / max(_usual_error(sizes, usual), 1e-9)).groupby(frame["kind"])
+            for frame, sizes in zip(frames, of_sizes, strict=True)
+        ]
+        own_error = _usual_error(own.loc[own["kind"] == "size", name].dropna(), usual)
+        for kind in KINDS:
+            found = [of_kind.get_group(kind).dropna() for of_kind in units if kind in of_kind.groups]
+            if count := sum(map(len, found)):
+                share = min(1.0, ERROR_BAR_SHARE * (count + 1) / count)  # of few cells, one more may lie beyond all
+                errors[kind, name] = max(LEAST_ERROR, own_error * float(pd.concat(found).quantile(share, "higher")))
+        errors.setdefault(("ranks", name), errors.get(("more ranks", name), math.inf))
+    return errors
+
+
+def _usual_error(of_sizes: "pd.Series[float]", usual: float) -> float:
+    """Return what a variant misses in sizes that were left out, beside what all variants usually miss."""
+    return float(np.sqrt((PRIOR * usual**2 + (of_sizes**2).sum()) / (PRIOR + len(of_sizes))))

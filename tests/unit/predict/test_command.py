@@ -25,7 +25,7 @@ def test_text_answer(rows, capsys):
 def test_validation(rows, capsys):
     assert main(["--validate", "--rows", rows]) == 0
     said = capsys.readouterr().out
-    assert "the aims are reached" in said and said.count("\none cell  ") == len(synthetic.VARIANTS) + 2
+    assert "the aims are reached" in said and re.search(r"\na size +\d+ +\d+ +\d+ +(9\d|100)", said)
 
 
 @pytest.mark.parametrize("counted", ["memory", "sent"])
@@ -42,7 +42,7 @@ def test_counts_that_scale_a_gather_by_its_shard_fail_the_validation(rows, capsy
     assert main(["--validate", "--rows", rows]) == 1
     printed = capsys.readouterr().out
     assert "the aims are not reached" in printed
-    assert re.search("all cells of a tp size +pytorch_gather .* missed", printed)
+    assert re.search("pytorch_gather .* missed", printed)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,8 @@ def test_counts_that_scale_a_gather_by_its_shard_fail_the_validation(rows, capsy
         (["--vocab", "4", "--tp", "8"], "cannot be sharded"),
         (["--gpu-memory", "1"], "CUDA, NCCL and fragments alone take 2 GiB"),
         (["--variant", ""], "is a variable of the shell not set?"),
+        (["--workload", "train_step"], "predict knows only entropy_loss"),
+        (["--variant", "triton_tp", "--tp", "16"], "its exchange needs GPUs that reach each other's memory: at most 8"),
     ],
 )
 def test_what_cannot_be_answered(rows, capsys, arguments, said):

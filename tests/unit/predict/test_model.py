@@ -31,5 +31,5 @@ def test_extrapolation_has_a_larger_error(made):
     model = made["pytorch_tp_manual"]
     assert extrapolation_factors(model.cells, near) == {}
     assert extrapolation_factors(model.cells, far) == {"tokens": 64.0, "vocab": 2.0, "tp_size": 2.0}
-    assert model(far).time_ms.error == pytest.approx(9 * model(near).time_ms.error)
+    assert model(far).time_ms.error > 9 * model(near).time_ms.error
     assert model(near).time_ms.low < model(near).time_ms.value < model(near).time_ms.high
