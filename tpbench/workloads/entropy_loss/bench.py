@@ -60,7 +60,7 @@ class Oracle(LossOracle):
         target = self.shard.target[rows].double() if self.problem.matrices == 2 else None
         return self.shard.logits[rows].double(), target
 
-    def limits(self, output: Output) -> dict[str, float]:
+    def limits(self) -> dict[str, float]:
         dtype, steep = self.problem.dtype, self._steep
         loss, gradient = LOSS_TOLERANCE * steep, max(TOLERANCES[dtype], TOLERANCES["float32"] * steep)
         if self.problem.compute_dtype == "logits":

@@ -51,8 +51,8 @@ class LossOracle(ABC):
         float64."""
 
     @abstractmethod
-    def limits(self, output: Any) -> dict[str, float]:
-        """Return the largest error of a correct row of an output, by column."""
+    def limits(self) -> dict[str, float]:
+        """Return the largest error of a correct row, by column."""
 
     @abstractmethod
     def gradients(self, output: Any) -> dict[str, Compared]:
@@ -70,7 +70,7 @@ class LossOracle(ABC):
             outputs["row_loss"] = Compared(output.row_loss, shape, None, "loss_error")
         if problem.entropy:
             outputs["entropy"] = Compared(output.entropy, shape, None, "entropy_error")
-        comparison = Comparison(outputs, self.limits(output), self.gather, self.shard.device, problem.dtype)
+        comparison = Comparison(outputs, self.limits(), self.gather, self.shard.device, problem.dtype)
         row_loss = torch.zeros(shape, dtype=torch.float64, device=self.shard.device)
         entropy = torch.zeros_like(row_loss)
 

@@ -168,11 +168,11 @@ def test_a_row_that_does_not_count_has_no_loss_and_no_gradient() -> None:
 
 
 def test_an_error_below_the_smallest_normal_number_does_not_count() -> None:
-    _, found, output = made(dtype="float16", entropy=False)
+    _, found, _ = made(dtype="float16", entropy=False)
     right, smallest = torch.full((2, 4), 1e-9, dtype=torch.float64), 2.0**-14
     grad = Compared(right, (2, 4), None, "hidden_grad_error")
     for value, error in ((0.0, 0.0), (2 * smallest, smallest / 1e-9)):
-        comparison = Comparison({"grad_hidden": grad}, found.limits(output), found.gather, right.device, "float16")
+        comparison = Comparison({"grad_hidden": grad}, found.limits(), found.gather, right.device, "float16")
         comparison.rows("grad_hidden", torch.full_like(right, value), right, smallest, 0)
         columns = comparison.verdict().columns
         assert columns["hidden_grad_error"] == pytest.approx(error, rel=1e-3)
