@@ -13,7 +13,7 @@ from tpbench.workloads.entropy_loss.inputs import Output, Shard, make_shard
 from tpbench.workloads.entropy_loss.problem import WORKLOAD, EntropyLoss
 from tpbench.workloads.losses import bytes_of_rows
 from tpbench.workloads.losses.inputs import EDGE_LOGIT, edges
-from tpbench.workloads.losses.oracle import Blocks, LossOracle, renew_policy_rows, with_policy_rows
+from tpbench.workloads.losses.oracle import Blocks, LossOracle, set_policy_rows
 from tpbench.workloads.operation import TOLERANCES
 from tpbench.workloads.sizes import ITEM_BYTES
 
@@ -115,7 +115,8 @@ class Oracle(LossOracle):
 @WORKLOAD.inputs
 def inputs(problem: EntropyLoss, context: Context) -> Shard:
     """Return this rank's inputs. Those of a policy loss are near the log-probabilities, so this is collective."""
-    shard: Shard = with_policy_rows(problem, make_shard(problem, context), Oracle)
+    shard = make_shard(problem, context)
+    set_policy_rows(problem, shard, Oracle)
     return shard
 
 
@@ -129,7 +130,7 @@ def refresh(problem: EntropyLoss, shard: Shard, rank: Context) -> None:
     for which, (logits, scale) in enumerate([(shard.logits, problem.scale), *targets]):
         for row, column in edges(shard, problem.tokens, which):
             logits[row, column] = EDGE_LOGIT / scale
-    renew_policy_rows(problem, shard, Oracle)
+    set_policy_rows(problem, shard, Oracle)
 
 
 @WORKLOAD.costs

@@ -2,13 +2,12 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from tpbench.workloads.linear_loss.in_torch import bytes_of_gradient, differentiated, step_of_mean
-from tpbench.workloads.linear_loss.inputs import Output, Shard, Step
+from tpbench.workloads.linear_loss.inputs import Shard, Step
 from tpbench.workloads.linear_loss.problem import LinearLoss, quack_chunk_rows
 from tpbench.workloads.lone_module import import_alone
 from tpbench.workloads.losses import SEQUENCE
@@ -61,28 +60,13 @@ def liger_cutedsl(problem: LinearLoss, shard: Shard) -> Step:
 def cce(problem: LinearLoss, shard: Shard) -> Step:
     """https://github.com/apple/ml-cross-entropy: linear_cross_entropy, which stores no logits.
 
-    On several ranks VocabParallelOptions make it sum the hidden states' gradient over the ranks, in fp32. It leaves out
-    blocks of gradients that are all below a 32nd of the dtype's unit (its default filter_eps).
+    It leaves out blocks of gradients that are all below `torch.finfo(dtype).eps / 32`, its default filter_eps.
     """
     from cut_cross_entropy import linear_cross_entropy
 
-    options: dict[str, Any] = {"ignore_index": IGNORED, "impl": "cce"}
-    if shard.group is not None:
-        from cut_cross_entropy import VocabParallelOptions
-
-        options["vocab_parallel_options"] = VocabParallelOptions(shard.vocab_start, shard.vocab_stop, shard.group)
-
-    def loss_of(hidden: Tensor, weight: Tensor) -> Tensor:
-        loss: Tensor = linear_cross_entropy(hidden, weight, shard.labels, **options)
-        return loss.float()
-
-    sent = bytes_of_statistics(3, shard) + bytes_of_gradient(problem, shard) * 4 // shard.hidden.itemsize
+    step = step_of_mean(problem, shard, partial(linear_cross_entropy, ignore_index=IGNORED, impl="cce"))
     omitted = torch.finfo(shard.hidden.dtype).eps / 32
-
-    def run() -> Output:
-        return replace(differentiated(problem, shard, loss_of, is_summed=True), omits_below=omitted)
-
-    return Step(run, sent)
+    return Step(lambda: replace(step.run(), omits_below=omitted))
 
 
 def verl(problem: LinearLoss, shard: Shard) -> Step:

@@ -24,7 +24,7 @@ from tpbench.workloads.linear_loss.noise import ARITHMETIC, LogitNoise, ProductN
 from tpbench.workloads.linear_loss.problem import WORKLOAD, LinearLoss
 from tpbench.workloads.losses.formulas import objective_losses
 from tpbench.workloads.losses.inputs import EDGE_LOGIT, edges
-from tpbench.workloads.losses.oracle import Blocks, LossOracle, renew_policy_rows, weighted, with_policy_rows
+from tpbench.workloads.losses.oracle import Blocks, LossOracle, set_policy_rows, weighted
 from tpbench.workloads.sizes import ITEM_BYTES
 
 LOSS_TOLERANCE = {"bfloat16": 2.0**-5, "float16": 2.0**-8, "float32": 2.0**-14}
@@ -203,7 +203,8 @@ MOST_ROWS = 8192
 @WORKLOAD.inputs
 def inputs(problem: LinearLoss, context: Context) -> Shard:
     """Return this rank's inputs. Those of a policy loss are near the log-probabilities, so this is collective."""
-    shard: Shard = with_policy_rows(problem, make_shard(problem, context), Oracle)
+    shard = make_shard(problem, context)
+    set_policy_rows(problem, shard, Oracle)
     return shard
 
 
@@ -218,7 +219,7 @@ def refresh(problem: LinearLoss, shard: Shard, rank: Context) -> None:
         for row, column in edges(shard, len(hidden), which):
             state = hidden[row].double()
             weight[column] = state * (EDGE_LOGIT / scale / state.square().sum())
-    renew_policy_rows(problem, shard, Oracle)
+    set_policy_rows(problem, shard, Oracle)
 
 
 @WORKLOAD.costs

@@ -4,7 +4,6 @@ The variants are this project's, what one can write in a few lines of torch, and
 public interfaces. A variant is skipped if its package is not installed.
 """
 
-import importlib.metadata
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -92,7 +91,6 @@ WORKLOAD = LinearLossWorkload(
         Column("gemm_tflops", float, "rate of a large square product in this dtype on this machine"),
         Column("tflops", float, "operations of the busiest rank over the step's time", better=1, **_STUDIED),
         Column("above_outputs_gib", float, "peak memory beyond the step's gradients", better=-1, **_STUDIED),
-        Column("workspace_gib", float, "memory shared with peers that the variant keeps between iterations", better=-1),
         Column("chunks", int, "chunks of rows (linear_tp)", by_variant=True, **_STUDIED),
         Column("chunk_rows", int, "rows of a chunk (linear_tp)", by_variant=True, **_STUDIED),
     ),
@@ -106,15 +104,6 @@ WORKLOAD = LinearLossWorkload(
         )
     },
 )
-
-
-def _is_older(package: str, release: tuple[int, ...]) -> bool:
-    """Return whether a package is older than a release. A checkout on PYTHONPATH has no version, and isn't."""
-    try:
-        numbers = importlib.metadata.version(package).split("+")[0].split(".")[:3]
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return tuple(int(number) for number in numbers if number.isdigit()) < release
 
 
 def _liger(problem: LinearLoss, tp_size: int) -> str | None:
@@ -136,9 +125,7 @@ def _liger_cutedsl(problem: LinearLoss, tp_size: int) -> str | None:
 def _cce(problem: LinearLoss, tp_size: int) -> str | None:
     if problem.dtype == "float32" and problem.trains:
         return "it computes gradients in bfloat16 or float16"
-    if tp_size > 1 and _is_older("cut_cross_entropy", (25, 4, 3)):
-        return "its releases are for one GPU; 25.4.3, of cut-cross-entropy's repository, can shard the vocabulary"
-    return losses.labels_only(problem, tp_size)
+    return labels_on_one_rank(problem, tp_size)
 
 
 def _verl(problem: LinearLoss, tp_size: int) -> str | None:
@@ -166,10 +153,6 @@ def _quack(problem: LinearLoss, tp_size: int) -> str | None:
         return "it needs bfloat16 or float16, and tokens, hidden and vocab that 8 divides"
     has_chunks = quack_chunk_rows(problem) is not None
     return None if has_chunks else f"it needs chunks with more or fewer rows than hidden={problem.hidden}"
-
-
-def _torch(problem: LinearLoss, tp_size: int) -> str | None:
-    return "it needs torch 2.13" if _is_older("torch", (2, 13)) else labels_on_one_rank(problem, tp_size)
 
 
 WORKLOAD.variant_of(
@@ -208,12 +191,6 @@ WORKLOAD.variant_of(
     "torch.compile of F.linear and F.cross_entropy in fp32, with autograd's backward",
     requires_cuda=True,
     unsupported_reason=labels_on_one_rank,
-)
-WORKLOAD.variant_of(
-    "linear_torch",
-    "in_torch.chunked",
-    "torch's own linear_cross_entropy in chunks (torch 2.13)",
-    unsupported_reason=_torch,
 )
 peer = partial(losses.peer, WORKLOAD)
 peer("linear_liger", "liger_kernel", _liger, "Liger's LigerFusedLinearCrossEntropyLoss and -GRPOLoss, in chunks")

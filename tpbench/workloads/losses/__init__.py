@@ -153,19 +153,11 @@ def labels_only(problem: LossProblem, tp_size: int) -> str | None:
     return other_losses(problem, tp_size) or (None if problem.logits_scale == 1.0 else "it has no logits_scale")
 
 
-def several_ranks(problem: LossProblem, tp_size: int) -> str | None:
-    """Refuse more than one rank."""
-    return "it is for one GPU" if tp_size > 1 else None
-
-
-def one_rank(problem: LossProblem, tp_size: int) -> str | None:
-    """Refuse one rank."""
-    return None if tp_size > 1 else "it needs a group of ranks"
-
-
-labels_on_one_rank = first_of(several_ranks, labels_only)
+labels_on_one_rank = first_of(lambda problem, tp_size: "it is for one GPU" if tp_size > 1 else None, labels_only)
 labels_of_even_shards = first_of(uneven, labels_only)
-labels_over_ranks = first_of(one_rank, labels_of_even_shards)
+labels_over_ranks = first_of(
+    lambda problem, tp_size: None if tp_size > 1 else "it needs a group of ranks", labels_of_even_shards
+)
 
 
 def peer(workload: Workload, name: str, requires: str, refusal: Refusal, summary: str, **traits: Any) -> None:

@@ -38,7 +38,7 @@ class LossShard:
     target: Any
     """Labels, (tokens,) int64 of the whole vocabulary, a `tpbench.kernels.TopK`, or target logits like the logits. For
     a linear loss, the teacher's hidden states and weight take the place of target logits."""
-    rows: Any = field(default=None, metadata={"constant": True})
+    rows: dict[str, Tensor] = field(default_factory=dict, metadata={"constant": True})
     """The tensors of rows of the policy loss by name, (tokens,) fp32: arguments of this project's functions."""
 
     @property

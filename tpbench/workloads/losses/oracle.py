@@ -229,26 +229,16 @@ class LossOracle(ABC):
         return values
 
 
-def with_policy_rows(problem: Any, shard: Any, oracle: type[LossOracle]) -> Any:
-    """Return the shard with the tensors of rows of a policy, near the log-probabilities of the labels. Collective.
+def set_policy_rows(problem: Any, shard: Any, oracle: type[LossOracle]) -> None:
+    """Write the rows of a policy loss, near the log-probabilities of the labels of these logits. Collective.
 
-    It is unchanged for another loss.
-    """
-    if not problem.is_policy:
-        return shard
-    plain = {"objective": None} if problem.objective else {}
-    logprob = -oracle(replace(problem, loss="cross_entropy", **plain), shard).row_loss
-    return replace(shard, rows=policy_rows(problem, logprob))
-
-
-def renew_policy_rows(problem: Any, shard: Any, oracle: type[LossOracle]) -> None:
-    """Write the rows of a policy loss anew, near the log-probabilities of changed logits. Collective.
-
-    Otherwise some ratios overflow, the rounding of logits decides whether others are clipped, and terms cancel.
+    With those of other logits, ratios overflow, the rounding of logits decides about the clip, and terms cancel.
     """
     if problem.is_policy:
-        for name, values in with_policy_rows(problem, shard, oracle).rows.items():
-            shard.rows[name].data.copy_(values)
+        plain = {"objective": None} if problem.objective else {}
+        logprob = -oracle(replace(problem, loss="cross_entropy", **plain), shard).row_loss
+        for name, values in policy_rows(problem, logprob).items():
+            shard.rows.setdefault(name, values).data.copy_(values)
 
 
 def weighted(weight: Tensor, value: Tensor) -> Tensor:

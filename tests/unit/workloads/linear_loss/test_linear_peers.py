@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError
 from typing import Any
 
 import pytest
@@ -47,22 +46,3 @@ def test_no_chunk_of_quack_has_as_many_rows_as_hidden_columns(tokens: int, hidde
 def test_problems_that_a_peer_does_not_do(name: str, fields: dict[str, Any], tp_size: int, said: str | None) -> None:
     reason = WORKLOAD.variants[name].unsupported_reason(problem(**fields), tp_size)
     assert reason is None if said is None else said in str(reason)
-
-
-@pytest.mark.parametrize(
-    ("version", "able"), [("25.1.1", False), ("25.4.2", False), ("25.4.3", True), ("25.6.4", True), (None, True)]
-)
-def test_cut_cross_entropy_shards_the_vocabulary_from_a_version_on(
-    monkeypatch: pytest.MonkeyPatch, version: str | None, able: bool
-) -> None:
-    """A checkout on PYTHONPATH has no version."""
-
-    def version_of(package: str) -> str:
-        if version is None:
-            raise PackageNotFoundError(package)
-        return version
-
-    monkeypatch.setattr("importlib.metadata.version", version_of)
-    reason_of = WORKLOAD.variants["linear_cce"].unsupported_reason
-    assert (reason_of(problem(), 2) is None) == able
-    assert reason_of(problem(), 1) is None
