@@ -7,7 +7,7 @@ from tpbench.measure.clocks import LATE_MS
 from tpbench.settings import spelled
 from tpbench.tables import Table, TableCell, number_cell
 from tpbench.workloads import workloads
-from tpbench.workloads.study_data import Panel, Picture, Series, oldest_first
+from tpbench.workloads.study_data import oldest_first
 
 _DELAYS = [f"{delay:g} ms late" for delay in LATE_MS]
 
@@ -49,18 +49,3 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
 
 def _ms(value: float) -> TableCell:
     return number_cell(value, "{:.3f}".format)
-
-
-def picture(rows: Sequence[Mapping[str, Any]]) -> Picture | None:
-    """Return how much longer the products take beside each variant, a panel for each problem, or None without GPUs."""
-    panels = []
-    for problem, lines in _by_problem(rows).items():
-        series = [
-            Series(line, tuple(zip(LATE_MS, (ms / row["beside_alone_ms"] for ms in row["beside_ms"]), strict=True)))
-            for line, row in lines.items()
-            if row.get("beside_ms") is not None
-        ]
-        if series:
-            panels.append(Panel(problem, tuple(series)))
-    labels = "delay of one rank, ms", "time of products beside it, over their time alone"
-    return Picture(tuple(panels), *labels) if panels else None

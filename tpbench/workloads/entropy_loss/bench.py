@@ -6,7 +6,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.comm.collectives import gather_objects
 from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.workloads.differences import Compared, Comparison, rounding
 from tpbench.workloads.entropy_loss.inputs import Output, Shard, make_shard
@@ -143,12 +142,5 @@ def costs(problem: EntropyLoss, rank: Context) -> Costs:
 
 @WORKLOAD.check(Output)
 def check(problem: EntropyLoss, shard: Shard, output: Output, rank: Context) -> Verdict:
-    """Compare an output with the oracle: the mean loss and the largest errors of all data-parallel replicas."""
-    verdict = Oracle(problem, shard).compare(output)
-    if rank.dp_size == 1:
-        return verdict
-    columns, wrong = zip(*gather_objects((verdict.columns, verdict.wrong), rank.dp_group), strict=True)
-    merged = {name: max(replica[name] for replica in columns) for name in ("loss_error", "grad_error")}
-    merged["loss_value"] = sum(replica["loss_value"] for replica in columns) / len(columns)
-    merged["loss_identical"] = all(replica["loss_identical"] for replica in columns)
-    return Verdict(merged, next((f"replica {at}: {reason}" for at, reason in enumerate(wrong) if reason), None))
+    """Compare an output with the oracle."""
+    return Oracle(problem, shard).compare(output)

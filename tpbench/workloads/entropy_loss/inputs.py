@@ -45,10 +45,9 @@ _COLUMNS = 16
 
 
 def make_shard(problem: EntropyLoss, context: Context) -> Shard:
-    """Return this rank's inputs. Data-parallel replicas take consecutive rows of one larger problem."""
+    """Return this rank's inputs. Data-parallel replicas have the same rows."""
     columns = range(*shard_bounds(problem.vocab, context.tp_size, context.tp_rank))
-    first = context.dp_rank * problem.tokens
-    rows, device = range(first, first + problem.tokens), context.device
+    rows, device = range(problem.tokens), context.device
 
     def matrix(stream: int) -> Tensor:
         return normal_matrix(problem, (stream, stream + _COLUMNS), rows, columns, device)

@@ -1,4 +1,4 @@
-"""The linear loss by torch's own functions and autograd: linear_gather, linear_loss_parallel and linear_compiled."""
+"""The linear loss by torch's own functions and autograd: linear_gather, _torch, _loss_parallel and _compiled."""
 
 from collections.abc import Callable
 from functools import partial
@@ -33,6 +33,12 @@ def gather(problem: LinearLoss, shard: Shard) -> Step:
 
     sent = formulas.bytes_of_gather(problem, shard, shard.hidden.itemsize)
     return Step(run, sent + bytes_of_gradient(problem, shard))
+
+
+def chunked(problem: LinearLoss, shard: Shard) -> Step:
+    """https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.linear_cross_entropy.html, in chunks."""
+    options: Any = torch.nn.LinearCrossEntropyOptions()
+    return step_of_mean(problem, shard, partial(F.linear_cross_entropy, ignore_index=IGNORED, options=options))
 
 
 def step_of_mean(problem: LinearLoss, shard: Shard, mean_loss: Callable[..., Tensor]) -> Step:

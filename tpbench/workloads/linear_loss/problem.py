@@ -4,6 +4,8 @@ The variants are this project's, what one can write in a few lines of torch, and
 public interfaces. A variant is skipped if its package is not installed.
 """
 
+import contextlib
+import importlib.metadata
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -91,6 +93,7 @@ WORKLOAD = LinearLossWorkload(
         Column("gemm_tflops", float, "rate of a large square product in this dtype on this machine"),
         Column("tflops", float, "operations of the busiest rank over the step's time", better=1, **_STUDIED),
         Column("above_outputs_gib", float, "peak memory beyond the step's gradients", better=-1, **_STUDIED),
+        Column("workspace_gib", float, "memory shared with peers that the variant keeps between iterations", better=-1),
         Column("chunks", int, "chunks of rows (linear_tp)", by_variant=True, **_STUDIED),
         Column("chunk_rows", int, "rows of a chunk (linear_tp)", by_variant=True, **_STUDIED),
     ),
@@ -155,6 +158,13 @@ def _quack(problem: LinearLoss, tp_size: int) -> str | None:
     return None if has_chunks else f"it needs chunks with more or fewer rows than hidden={problem.hidden}"
 
 
+def _torch(problem: LinearLoss, tp_size: int) -> str | None:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        if [int(number) for number in importlib.metadata.version("torch").split(".")[:2]] < [2, 13]:
+            return "it needs torch 2.13"
+    return labels_on_one_rank(problem, tp_size)
+
+
 WORKLOAD.variant_of(
     "linear_tp",
     "linear_tp.prepare",
@@ -191,6 +201,12 @@ WORKLOAD.variant_of(
     "torch.compile of F.linear and F.cross_entropy in fp32, with autograd's backward",
     requires_cuda=True,
     unsupported_reason=labels_on_one_rank,
+)
+WORKLOAD.variant_of(
+    "linear_torch",
+    "in_torch.chunked",
+    "torch's own linear_cross_entropy in chunks (torch 2.13)",
+    unsupported_reason=_torch,
 )
 peer = partial(losses.peer, WORKLOAD)
 peer("linear_liger", "liger_kernel", _liger, "Liger's LigerFusedLinearCrossEntropyLoss and -GRPOLoss, in chunks")

@@ -70,7 +70,7 @@ class LossOracle(ABC):
             outputs["row_loss"] = Compared(output.row_loss, shape, None, "loss_error")
         if problem.entropy:
             outputs["entropy"] = Compared(output.entropy, shape, None, "entropy_error")
-        comparison = Comparison(outputs, self.limits(), self.gather, self.shard.device, problem.dtype)
+        comparison = Comparison(outputs, self.limits(), gather_objects, self.shard.device, problem.dtype)
         row_loss = torch.zeros(shape, dtype=torch.float64, device=self.shard.device)
         entropy = torch.zeros_like(row_loss)
 
@@ -98,7 +98,7 @@ class LossOracle(ABC):
         bits = hashlib.sha256()
         for values in (getattr(output, name) for name in right):
             bits.update(values.detach().float().cpu().numpy().tobytes() if isinstance(values, Tensor) else b"no tensor")
-        identical = len(set(self.gather(bits.hexdigest()))) == 1
+        identical = len(set(gather_objects(bits.hexdigest()))) == 1
         verdict.columns.update(loss_value=float(right["loss"]), loss_identical=identical)
         if errors := [error for column, error in verdict.columns.items() if column.endswith("_grad_error")]:
             verdict.columns["grad_error"] = max(errors)
@@ -216,10 +216,6 @@ class LossOracle(ABC):
 
     def sum(self, values: Tensor) -> Tensor:
         return self.reduce(values, dist.ReduceOp.SUM)
-
-    def gather(self, value: Any) -> list[Any]:
-        """Return one value of each rank, as JSON returns it."""
-        return [value] if self.shard.group is None else gather_objects(value, self.shard.group)
 
     def reduce(self, values: Tensor, op: dist.ReduceOp.RedOpType) -> Tensor:
         """Return the values of all ranks, combined."""

@@ -133,5 +133,5 @@ def test_replicas_have_one_verdict() -> None:
         pytest.skip("needs 2 GPUs")
     first, second = run_on_ranks(2, _replicas)
     assert first == second and "grad_error" in str(first.wrong)
-    both = problem(tokens=26)
-    assert first.columns["loss_value"] == pytest.approx(right_loss(Oracle(both, alone(both))), rel=1e-9)
+    cell = problem()
+    assert first.columns["loss_value"] == pytest.approx(right_loss(Oracle(cell, alone(cell))), rel=1e-9)

@@ -45,13 +45,6 @@ def test_inputs_do_not_depend_on_the_world_size(tp_size: int, loss: str, dtype: 
     )
 
 
-def test_replicas_are_rows_of_one_larger_problem() -> None:
-    large = alone(problem(tokens=26))
-    parts = [make_shard(problem(), context(dp_rank=rank, dp_size=2)) for rank in range(2)]
-    assert torch.equal(torch.cat([part.logits for part in parts]), large.logits)
-    assert torch.equal(torch.cat([part.target for part in parts]), large.target)
-
-
 def test_inputs_do_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = alone(problem(tokens=50)).logits
     monkeypatch.setattr(hashing, "CHUNK", dict.fromkeys(hashing.CHUNK, 700))

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.support.linear_loss import context, problem
+from tpbench.comm.collectives import gather_objects
 from tpbench.kernels import KERNEL_LOSSES, LABEL_LOSSES
 from tpbench.workloads.differences import Compared, Comparison
 from tpbench.workloads.linear_loss import LinearLoss, bench
@@ -172,7 +173,7 @@ def test_an_error_below_the_smallest_normal_number_does_not_count() -> None:
     right, smallest = torch.full((2, 4), 1e-9, dtype=torch.float64), 2.0**-14
     grad = Compared(right, (2, 4), None, "hidden_grad_error")
     for value, error in ((0.0, 0.0), (2 * smallest, smallest / 1e-9)):
-        comparison = Comparison({"grad_hidden": grad}, found.limits(), found.gather, right.device, "float16")
+        comparison = Comparison({"grad_hidden": grad}, found.limits(), gather_objects, right.device, "float16")
         comparison.rows("grad_hidden", torch.full_like(right, value), right, smallest, 0)
         columns = comparison.verdict().columns
         assert columns["hidden_grad_error"] == pytest.approx(error, rel=1e-3)
