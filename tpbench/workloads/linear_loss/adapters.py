@@ -64,9 +64,12 @@ def cce(problem: LinearLoss, shard: Shard) -> Step:
     """
     from cut_cross_entropy import linear_cross_entropy
 
-    step = step_of_mean(problem, shard, partial(linear_cross_entropy, ignore_index=IGNORED, impl="cce"))
+    def loss_of(hidden: Tensor, weight: Tensor) -> Tensor:
+        loss: Tensor = linear_cross_entropy(hidden, weight, shard.labels, ignore_index=IGNORED, impl="cce")
+        return loss.float()
+
     omitted = torch.finfo(shard.hidden.dtype).eps / 32
-    return Step(lambda: replace(step.run(), omits_below=omitted))
+    return Step(lambda: replace(differentiated(problem, shard, loss_of), omits_below=omitted))
 
 
 def verl(problem: LinearLoss, shard: Shard) -> Step:

@@ -88,7 +88,7 @@ class ProductNoise:
         shared = (self.rows[1] * squares).sqrt()
         sums = torch.stack((squares, (got * right).sum(1), independent, shared, right.abs().sum(1)))
         for kind, size in (("tile of rows", TILE), ("the whole", max(1, len(right)))):
-            tiles = functional.pad(sums, (0, -len(right) % size)).unflatten(1, (-1, size)).sum(2)
+            tiles = functional.pad(sums, (0, -len(right) % size)).view(len(sums), -1, size).sum(2)
             whole, product, independent, shared, absolute = tiles
             allowed = (SIGMAS * (independent.sqrt() + shared) + least * absolute) / whole
             comparison.groups(
