@@ -86,11 +86,13 @@ class CachedLaunch:
 
 def _kind_of_pointer(pointer: Any) -> Any:
     """Return what Triton specialises a kernel for. The address and the shape of a descriptor are usual arguments."""
+    if pointer is None:
+        return None
     if isinstance(pointer, Tensor):
         return pointer.dtype, pointer.data_ptr() % 16 == 0
     if isinstance(pointer, TensorDescriptor):
         return pointer.base.dtype, *pointer.block_shape
-    return None if pointer is None else tuple([_kind_of_pointer(element) for element in pointer])
+    return tuple([None if element is None else _kind_of_pointer(element) for element in pointer])
 
 
 cached_launch = functools.lru_cache(maxsize=256)(CachedLaunch)

@@ -15,6 +15,7 @@ from torch._compile import _disable_dynamo
 from tpbench.kernels import checks, compiled
 from tpbench.kernels.entropy import entropy_loss
 from tpbench.kernels.linear.function import linear_entropy_loss
+from tpbench.kernels.repeated_call import PLAIN
 from tpbench.kernels.row_loss import Options, TopK, Vocabulary, fp16_gradient_scale
 from tpbench.kernels.two_pass.launch import scale_rows
 
@@ -59,6 +60,8 @@ class _LossModule(torch.nn.Module):
         checks.options(self.options)
         if self.options.objective is not None:
             self.settings = {**settings, "loss": self.options.objective}
+        self.text: str | None = None
+        """The settings for graphs of torch.compile. None: they leave the module out."""
         self.columns: int | None = None
         """This rank's columns, once it is known that they fit to those of the other ranks."""
         self.metrics: dict[str, Tensor] | None = None
@@ -88,7 +91,7 @@ class _LossModule(torch.nn.Module):
         Masks and other tensors of `rows` that the kernels read in fp32 become that.
         """
         takes = (*_OF_EVERY_LOSS, *checks.POLICY_TENSORS)
-        wrong = sorted(rows.keys() - takes)
+        wrong = sorted(rows.keys() - takes) if rows else []
         if wrong and self.options.objective is None:
             raise TypeError(
                 f"a call has no argument {', '.join(wrong)}: {type(self).__name__}() takes settings, and a call "
@@ -118,6 +121,7 @@ class _LossModule(torch.nn.Module):
             start = min(group.rank() * -(-columns // group.size()), columns)
             place = {"group": group, "vocab_start": start, "vocab_size": self.options.vocab_size or columns}
             self.settings, self.options = {**self.settings, **place}, replace(self.options, **place)
+            self.text = None if self.text is None else compiled.text_of(self.settings)
         if not is_sharded or not self._is_of_group(value):
             raise TypeError(
                 f"{name} must be this rank's tensor, or sharded by the loss's group alone along dimension {dimension} "
@@ -173,7 +177,7 @@ class EntropyLoss(_LossModule):
     such as tanh, then raises RuntimeError.
 
     torch.compile takes the module into its graphs, where in_place=True has no effect. It leaves out a module with a
-    function as the loss or with correct=True, and calls with a divisor that is a number.
+    function as the loss or with correct=True, and calls with a DTensor or with a divisor that is a number.
 
     Backward multiplies by the upstream gradient in fp32. The gradient was already rounded to the logits' dtype, so an
     upstream gradient that isn't a power of two causes a second rounding. grad_scale does not: pass known factors there.
@@ -201,16 +205,16 @@ class EntropyLoss(_LossModule):
         loss="policy" its tensors, old_logprobs, advantages, and perhaps ref_logprobs, and for a function the tensors
         that it takes, and perhaps sequence_lengths. They get no gradient.
         """
-        logits = self.local("logits", logits, 1)
         rows = {name: value for name, value in rows.items() if value is not None}
-        are_tensors = all(isinstance(value, Tensor) for value in rows.values())
-        if torch.compiler.is_compiling() and self.text is not None and are_tensors:
+        are_plain = all(type(each) in PLAIN for each in (logits, *rows.values()))
+        if torch.compiler.is_compiling() and self.text is not None and are_plain:
             _refuse_learning(_tensors_of(target) | rows)
             return compiled.loss_in_graph(self.text, logits, target, rows, _learning({"logits": logits}))
         return self._outside_of_graphs(logits, target, rows)
 
     @_outside_of_graphs
     def _outside_of_graphs(self, logits: Tensor, target: Tensor | TopK, rows: dict[str, Any]) -> Tensor:
+        logits = self.local("logits", logits, 1)
         learns = self.check(target, rows, logits=logits)
         self.check_columns("logits", logits.shape[-1] if logits.dim() else 0, logits.device)
         if not learns:

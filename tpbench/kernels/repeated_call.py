@@ -1,8 +1,9 @@
-"""Calls of `entropy_loss` that repeat an earlier one of the same form: they only queue its kernel.
+"""Calls of `entropy_loss` that repeat an earlier one of the same form: they only queue its kernels.
 
 Two calls have one form if the same arguments are given, options are equal, and tensors have equal shapes, strides,
 dtypes, devices and alignments. All arguments of a first call are checked. A repeated call skips checks, choices and
-torch's dispatcher. Only calls that one kernel does, and that accumulate into no tensor, are repeated this way.
+torch's dispatcher. Calls that accumulate into a tensor, and those with tensors that decide what is launched, such as a
+divisor, are not repeated this way.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tpbench.kernels.row_loss import TopK, TopTarget
 from tpbench.kernels.row_terms import RowInputs, RowOutputs
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-_PLAIN = {Tensor, torch.nn.Parameter}
+PLAIN = {Tensor, torch.nn.Parameter}
 """Types of tensors with memory of their own. Others, such as DTensor, may have none."""
 _OPTIONS = {bool, int, float, str, tuple, type(None), *([dist.ProcessGroup] if dist.is_available() else [])}
 """Types of options. A call with an option of another type is never repeated."""
@@ -70,8 +71,8 @@ def _form_of_call(logits: Any, target: Any, named: dict[str, Any]) -> Hashable:
 
 
 def _form(tensor: Any) -> Hashable:
-    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
-        raise TypeError
+    if type(tensor) not in PLAIN or tensor.layout is not torch.strided or (tensor.data_ptr() == 0 and tensor.numel()):
+        raise TypeError  # also for a tensor whose memory FSDP has freed
     return type(tensor), form(tensor), tensor.device, tensor.is_neg()
 
 
@@ -79,7 +80,7 @@ def _is_repeatable(
     result: Any, target: Any, *, loss: str = "cross_entropy", grad: Any = "new", group: Any = None,
     vocab_start: int | None = None, vocab_size: int | None = None, **_: Any,
 ) -> bool:  # fmt: skip
-    """Return whether a call did nothing but launch one kernel, which it can launch again."""
+    """Return whether a call did nothing but launch kernels, which it can launch again."""
     if result.how.relaunch is None or not isinstance(grad, str):
         return False
     if group is not None and (vocab_start is None or vocab_size is None):  # ranks exchange their sizes in each call
@@ -102,7 +103,7 @@ class RepeatedCall:
     """Repeats a call for other tensors of the same form."""
 
     def __init__(self, result: Any, named: dict[str, Any]) -> None:
-        """`result`: of the first call, with the launch of its kernel. `named`: its arguments by name."""
+        """`result`: of the first call, with the launch of its kernels. `named`: its arguments by name."""
         self.result, self.how, self.relaunch = type(result), result.how, result.how.relaunch
         self.in_place = named.get("grad") == "in_place"
         self.inputs = [name for name in RowInputs._fields if name in named]
@@ -121,7 +122,7 @@ class RepeatedCall:
         )
 
     def __call__(self, logits: Tensor, target: Any, named: dict[str, Any]) -> Any:
-        """Queue the kernel on the current stream. Return the result of `entropy_loss`."""
+        """Queue the kernels on the current stream. Return the result of `entropy_loss`."""
         if self.in_place:
             overwritten("logits", logits, target)
         if type(target) is TopK:

@@ -53,7 +53,7 @@ class LaunchRecord:
     kernels: tuple[Any, ...] = ()
     """The compiled kernels that read the logits (see `worst_resources`). Each is None in the interpreter."""
     relaunch: Any = field(default=None, repr=False, compare=False)
-    """Does the same for other tensors of the same form, if one kernel computes everything."""
+    """Does the same for other tensors of the same form, unless other tensors of a call decide what is launched."""
 
 
 @dataclass(frozen=True)

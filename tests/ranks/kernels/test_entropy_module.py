@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -266,6 +266,9 @@ def _graph_over_ranks(rank: Rank) -> None:
     whole = torch.compile(module, fullgraph=True, backend="aot_eager")
     (right, grad), (value, got) = (_with_grad(each, shard, target) for each in (module, whole))
     assert torch.equal(right, value) and torch.equal(grad, got)
+    mesh = DeviceMesh.from_group(rank.group, rank.device.type)
+    of_dtensor = torch.compile(EntropyLoss(exchange="nccl"), backend="aot_eager")
+    assert torch.equal(of_dtensor(DTensor.from_local(shard, mesh, [Shard(1)]), target), right)
     with pytest.raises(ValueError, match="50 on rank 1, got 0"):
         torch.compile(EntropyLoss(vocab_start=0, **settings), fullgraph=True, backend="aot_eager")(shard, target)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from tpbench.kernels.block_caps import measured_cap
 from tpbench.kernels.cached_launch import INTERPRETED, cached_launch, launching
 from tpbench.kernels.distributed import gather_by_rank
 from tpbench.kernels.row_loss import KernelTarget, LaunchRecord, RowLoss, Rows, Strides, labels_of
+from tpbench.kernels.row_terms import RowInputs, RowOutputs
 from tpbench.kernels.two_pass.kernels import (
     Shard,
     inverse_count_kernel,
@@ -98,10 +100,21 @@ def launch(loss: RowLoss, logits: Tensor, target: KernelTarget, rows: Rows) -> L
         strides = Strides._make((*of_read, *of_grad))
         kernels.append(gradient(programs, pointers, (n_rows, columns, vocabulary.world_size, strides, shard), scales))
     reduced(rows, inverse_count)
+    relaunch = functools.partial(_launch_again, loss, rows.mean, rows.count)
+    if rows.accumulate or rows.inverse_count is not None or spec.TEMPERATURES or rows.objective is not None:
+        relaunch = None
     numbers = width + 2 * (loss.loss == "jsd")  # of each row, for every other rank
     return LaunchRecord(
-        loss.two_pass_algorithm, block, (vocabulary.world_size - 1) * n_rows * numbers * 4, tuple(kernels)
+        loss.two_pass_algorithm, block, (vocabulary.world_size - 1) * n_rows * numbers * 4, tuple(kernels), relaunch
     )
+
+
+def _launch_again(
+    loss: RowLoss, mean: float, count: bool, logits: Tensor, target: KernelTarget, grad: Tensor | None,
+    inputs: RowInputs, outputs: RowOutputs, total: Tensor | None,
+) -> None:  # fmt: skip
+    """Launch the kernels of an earlier call for other tensors of the same form."""
+    launch(loss, logits, target, Rows(outputs, inputs, grad, total=total, mean=mean, count=count))
 
 
 def losses_of_statistics(loss: RowLoss, gathered: Tensor, target: KernelTarget, rows: Rows) -> None:
@@ -168,13 +181,18 @@ def scale_rows(grad: Tensor, factor: Tensor, divisor: float = 1.0) -> None:
 
     factor: () or (rows,).
     """
-    rows, columns = grad.shape
     factor = (factor if divisor == 1.0 else factor / divisor).contiguous()
     if grad.numel():
-        block = column_block(columns, _INTERPRETED_CAP if INTERPRETED else _SCALE_BLOCK)
-        tile_rows, options = tile(rows, block)
-        wide = is_wide(columns, block, grad.stride())
-        scale = cached_launch(scale_kernel, PER_ROW=factor.dim(), WIDE=wide, ROWS=tile_rows, BLOCK=block, **options)
-        programs = min(-(-rows // tile_rows), _SCALE_PROGRAMS)
+        scale, programs, integers = _scaling(*grad.shape, *grad.stride(), factor.dim())
         with launching(grad.device):
-            scale(programs, (grad, factor), (rows, columns, *grad.stride()))
+            scale(programs, (grad, factor), integers)
+
+
+@functools.lru_cache(maxsize=256)
+def _scaling(rows: int, columns: int, row_stride: int, column_stride: int, per_row: int) -> tuple[Any, int, Any]:
+    """Return the launch of `scale_kernel`, its programs and its integers."""
+    block = column_block(columns, _INTERPRETED_CAP if INTERPRETED else _SCALE_BLOCK)
+    tile_rows, options = tile(rows, block)
+    wide = is_wide(columns, block, (row_stride, column_stride))
+    scale = cached_launch(scale_kernel, PER_ROW=per_row, WIDE=wide, ROWS=tile_rows, BLOCK=block, **options)
+    return scale, min(-(-rows // tile_rows), _SCALE_PROGRAMS), (rows, columns, row_stride, column_stride)
