@@ -29,6 +29,9 @@ class SweepOptions:
         help="sequential, or interleaved: variants of a problem are measured alternately (ABBA); needs reuse=true",
     )
     dry_run: bool = setting(False, help="show the plan: cells, GPUs, nodes, expected minutes and OOMs; run nothing")
+    gpu: Literal["A100", "H100", "H200", "B200"] | None = setting(
+        None, help="with dry_run=true: plan for a machine with eight of these GPUs; null: this machine"
+    )
     wait: bool = setting(
         True, help="false: submit the jobs to Slurm and exit; `tpbench collect` or resume=true collects the rows"
     )

@@ -149,6 +149,8 @@ def sweep_options(requests: Sequence[Request]) -> SweepOptions:
     options = next(iter(parsed), SweepOptions())
     if options.order == "interleaved" and not options.reuse:
         raise JobError("order=interleaved needs reuse=true: interleaved cells share processes")
+    if options.gpu and not options.dry_run:
+        raise JobError(f"gpu={options.gpu} plans for another machine: it needs dry_run=true")
     return options
 
 
@@ -157,6 +159,8 @@ def is_long_on_cpu(job: Job) -> bool:
     return job.device == "cpu" and (job.workload.least_gib(job) or 0.0) > 0.125
 
 
+NODE_GPUS = 8
+"""GPUs of a machine that is planned for and isn't this one."""
 MAX_RANKS_PER_CORE = 8
 """Most ranks of a job for each CPU core. With more, the job would mostly wait and its memory might not suffice."""
 
@@ -190,6 +194,19 @@ class ThisHost(PlanningTarget):
         if job.device == "cuda" and (profiler := job.measure.profiler) and not shutil.which(profiler):
             return f"profiler={profiler}: the PATH has no program {profiler}"
         return None
+
+
+@dataclass(frozen=True)
+class OtherHost(ThisHost):
+    """A host with other GPUs, for `dry_run=true`."""
+
+    gpu: str = ""
+    """A GPU of datasheets: `tpbench.predict.cells.KNOWN_GPUS`."""
+
+    def memory_gib(self) -> tuple[float | None, float | None]:
+        from tpbench.predict.cells import KNOWN_GPUS  # with pandas
+
+        return KNOWN_GPUS[self.gpu][0], None
 
 
 def skip_reason(job: Job, target: PlanningTarget) -> str | None:

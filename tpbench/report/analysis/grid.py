@@ -120,7 +120,7 @@ def _grid(records: list[Record], workload: Workload | None) -> RecordGrid:
     for record in sorted(records, key=lambda row: (is_measurement(row), row["finished_at"] or _EARLIEST), reverse=True):
         options = (option for option in chosen_options(record, workload) if not (all_fresh and option[0] == "fresh"))
         column = (record["variant"], *options)
-        record.key, record.column = tuple(record[name] for name in keys), _column_name(column)
+        record.key, record.column = tuple(record[name] for name in keys), column_name(column)
         lines[record.key].setdefault(column, record)
     declared = {variant: at for at, variant in enumerate(workload.variants)} if workload else {}
     columns = sorted(
@@ -134,7 +134,7 @@ def _grid(records: list[Record], workload: Workload | None) -> RecordGrid:
         workload=str(facts["workload"]),
         facts={name: text for name, text in facts.items() if text != MISSING},
         key_names=tuple(keys),
-        columns=tuple(map(_column_name, columns)),
+        columns=tuple(map(column_name, columns)),
         lines={
             key: [lines[key].get(column) for column in columns]
             for key in sorted(lines, key=lambda key: [sort_key(value) for value in key])
@@ -169,6 +169,7 @@ def _split(records: list[Record], workload: Workload | None) -> tuple[dict[str, 
     return facts, [*pivot.rows, *(name for name in free if len(values[name]) > 1)]
 
 
-def _column_name(column: Key) -> str:
+def column_name(column: Key) -> str:
+    """Return the name of a column: a variant, and the options that it was run with."""
     variant, *options = column
     return " ".join([value_text(variant), *(named(*option) for option in options)])

@@ -109,8 +109,12 @@ class TrainStepWorkload(Workload):
     def expected_memory(self, job: Any) -> str:
         """Return the memory estimate as a phrase for the reason of a row that ran out of memory."""
         columns = self.planned_columns(job)
-        parts = ", ".join(f"{part} {columns[f'expected_{part}_gib']:.4g}" for part in MEMORY_PARTS)
-        return f"expected to need {columns['expected_gib']:.4g} GiB ({parts})"
+        gib = {part: columns[f"expected_{part}_gib"] for part in MEMORY_PARTS}
+        parts = [f"{part} {gib[part]:.4g}" for part in MEMORY_PARTS]
+        if sum(gib.values()) > columns["expected_gib"] * (1 + 1e-6):  # each gradient takes the place of activations
+            larger = [f"{part} {gib[part]:.4g}" for part in ("gradients", "activations")]
+            parts = [*(part for part in parts if part not in larger), f"the larger of {' and '.join(larger)}"]
+        return f"expected to need {columns['expected_gib']:.4g} GiB ({' + '.join(parts)})"
 
     def unsupported_reason(self, job: Any) -> str | None:
         """Return why the job's device, its model or the installed packages do not support its options, or None."""
