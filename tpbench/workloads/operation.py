@@ -44,7 +44,7 @@ class OperationSession(AuditedSession):
         make = workload.functions["inputs"]
         self.inputs: Any = _computed(make, problem, self.rank) if twice else make(problem, self.rank)
         tensors = tensors_of(self.inputs)
-        _require_changeable(make, self.inputs, tensors)
+        _require_dense(make, self.inputs, writable=True)
         self.versions, self.checksums = _versions(tensors), _checksums(tensors) if self.confined else []
         self.dtype = least_precise(tensors)
         """The least precise dtype of the inputs, whose tolerance holds for all outputs."""
@@ -384,9 +384,7 @@ def _computed(function: Callable[..., Any], *arguments: Any, twice: bool = True)
 def _tensors(function: Callable[..., Any], *arguments: Any) -> dict[str, Tensor]:
     values = function(*arguments)
     if isinstance(values, dict) and all(isinstance(value, Tensor) for value in values.values()):
-        for name, value in values.items():
-            if why := _not_dense(value):
-                raise WrongReturn(function, f"{function.__name__} returns {name}, which {why}")
+        _require_dense(function, values)
         return values
     kind = type(values).__name__
     if isinstance(values, dict):
@@ -394,20 +392,16 @@ def _tensors(function: Callable[..., Any], *arguments: Any) -> dict[str, Tensor]
     raise WrongReturn(function, f"{function.__name__} must return a dictionary of tensors, not {kind}")
 
 
-def _require_changeable(make: Callable[..., Any], inputs: Any, tensors: Iterable[Tensor]) -> None:
-    """Raise WrongReturn for a tensor of the inputs that the check for stale results cannot change in place."""
-    names = {id(value): f"the input {name}" for name, value in inputs.items()} if isinstance(inputs, dict) else {}
-    for tensor in tensors:
-        why = _not_dense(tensor)
-        if not why and any(size > 1 and not tensor.stride(dim) for dim, size in enumerate(tensor.shape)):
+def _require_dense(function: Callable[..., Any], values: Any, *, writable: bool = False) -> None:
+    """Raise WrongReturn for a tensor in a dictionary that cannot be read as a whole, or changed in place (writable)."""
+    for name, value in values.items() if isinstance(values, dict) else ():
+        is_tensor, why = isinstance(value, Tensor), ""
+        if is_tensor and value.layout != torch.strided:
+            why = f"is {value.layout}: return its parts as dense tensors"
+        elif is_tensor and writable and any(size > 1 and not value.stride(dim) for dim, size in enumerate(value.shape)):
             why = "has elements that share memory, as after expand(): return a contiguous() one"
         if why:
-            raise WrongReturn(make, f"{make.__name__} returns {names.get(id(tensor), 'a tensor')}, which {why}")
-
-
-def _not_dense(tensor: Tensor) -> str:
-    """Return what is wrong with a tensor whose layout is not strided, or an empty text."""
-    return "" if tensor.layout == torch.strided else f"is {tensor.layout}: return its parts as dense tensors"
+            raise WrongReturn(function, f"{function.__name__} returns {name}, which {why}")
 
 
 def _same_bits(left: Tensor, right: Tensor) -> bool:

@@ -125,8 +125,10 @@ def _manual(problem: EntropyLoss, tp_size: int) -> str | None:
 
 
 def _gather(problem: EntropyLoss, tp_size: int) -> str | None:
-    inexact = problem.loss in ("jsd", "policy") and problem.compute_dtype == "logits"
-    return f"{problem.loss} in the logits' dtype is too inexact" if inexact else None
+    # In fp16, gradients by many columns are subnormal: errors of 0.07 to 0.34 were measured for 2^15 and 2^17.
+    inexact = problem.loss in ("jsd", "policy") or (problem.dtype == "float16" and not problem.from_labels)
+    too_inexact = f"{problem.loss} that is computed in {problem.dtype} is too inexact"
+    return too_inexact if inexact and problem.compute_dtype == "logits" else None
 
 
 def _fast_llm(problem: EntropyLoss, tp_size: int) -> str | None:

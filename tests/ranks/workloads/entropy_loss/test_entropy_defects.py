@@ -55,6 +55,8 @@ def verdicts(here: Rank, cell: EntropyLoss, variant: str) -> dict[str, list[str 
 def test_each_defect_is_found_and_nothing_else(loss: str, dtype: str, vocab: int) -> None:
     if not enough_gpus(2):
         pytest.skip("needs 2 GPUs")
+    if vocab == 151936 and SEEDS <= 5:
+        pytest.skip("131072 columns suffice for each change")
     cell = problem(tokens=4, vocab=vocab, dtype=dtype, loss=loss)
     for seed in range(SEEDS if vocab == 1000 else max(1, SEEDS // LARGE_SEEDS)):
         found = run_on_ranks(2, verdicts, replace(cell, seed=seed), "pytorch_tp_manual")[0]
