@@ -27,6 +27,19 @@ TORCH_NCCL_ASYNC_ERROR_HANDLING in every rank."""
 SHARE_OF_FREE = 0.9
 """Fraction of a CPU machine's free memory that the ranks share. The rest is for the launcher and the page cache."""
 
+KNOWN_GPUS = {"A100": (79.2, 2039.0), "H100": (79.2, 3350.0), "H200": (139.8, 4800.0), "B200": (178.4, 8000.0)}
+"""Memory in GiB and datasheet bandwidth in GB/s of SXM modules (A100: 80 GB), by a part of the GPU's name."""
+
+
+def known_gpu(name: str) -> tuple[float, float] | None:
+    """Return memory in GiB and datasheet bandwidth in GB/s of a GPU whose name contains that of a known one.
+
+    PCIe cards and NVL pairs have other memory than SXM modules: None.
+    """
+    if re.search("PCIE|NVL", name.upper()):
+        return None
+    return next((facts for known, facts in KNOWN_GPUS.items() if known in name.upper()), None)
+
 
 def facts() -> dict[str, Any]:
     """Return the columns that are equal in all rows from this machine and this installation."""

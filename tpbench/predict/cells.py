@@ -7,14 +7,12 @@ from typing import Any
 
 import pandas as pd
 
+from tpbench.measure.machine import KNOWN_GPUS, known_gpu
 from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.analysis.records import caveat_mark
 from tpbench.settings import JobError
 from tpbench.workloads.entropy_loss import WORKLOAD
 from tpbench.workloads.entropy_loss.cost_model import LossSize, size_of
-
-KNOWN_GPUS = {"A100": (79.2, 2039.0), "H100": (79.2, 3350.0), "H200": (139.8, 4800.0), "B200": (178.4, 8000.0)}
-"""Memory in GiB and datasheet bandwidth in GB/s of SXM modules (A100: 80 GB), by a part of the GPU's name."""
 
 CODE = ("git_commit", "kernels_version", "variant_version", "package_versions")
 """Columns that tell the code of a row."""
@@ -53,11 +51,6 @@ class MeasuredCells:
         """Median copy bandwidth of the GPU, or None if no row has it."""
         known = self._values("copy_gb_per_s")
         return statistics.median(known) if known else None
-
-
-def known_gpu(name: str) -> tuple[float, float] | None:
-    """Return memory in GiB and datasheet bandwidth in GB/s of a GPU whose name contains that of a known one."""
-    return next((facts for known, facts in KNOWN_GPUS.items() if known in name.upper()), None)
 
 
 def _of_present_code(frame: pd.DataFrame) -> list[MeasuredCell]:

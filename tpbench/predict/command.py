@@ -12,8 +12,9 @@ from typing import Any
 import pandas as pd
 
 from tpbench.job import Job
+from tpbench.measure.machine import KNOWN_GPUS
 from tpbench.predict.answer import Answer, document
-from tpbench.predict.cells import KNOWN_GPUS, MeasuredCells, measured
+from tpbench.predict.cells import MeasuredCells, measured
 from tpbench.predict.model import (
     COUNTED,
     ERROR_BAR_SHARE,

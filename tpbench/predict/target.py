@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from tpbench.measure.machine import gpu_handles, load_nvml
-from tpbench.predict.cells import MeasuredCells, known_gpu
+from tpbench.measure.machine import gpu_handles, known_gpu, load_nvml
+from tpbench.predict.cells import MeasuredCells
 from tpbench.report.analysis.metrics import number
 from tpbench.settings import JobError
 

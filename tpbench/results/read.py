@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tpbench.job import key_of
+from tpbench.measure.machine import known_gpu
 from tpbench.measure.session import MeasureSettings
 from tpbench.results.current_rows import rows_with_missed_work
 from tpbench.results.row_files import Where, read_files
@@ -40,7 +41,7 @@ from tpbench.workloads.definition import register_stored, workload_of
 from tpbench.workloads.study_data import oldest_first
 
 _ORDER = ("started_at", "cell", "row_id")
-DEFINITION = "workload_definition"
+DEFINITION, SHARE = "workload_definition", "datasheet_share"
 LABEL = "label"
 """Name of a column that no file has: the variant with the options that it was run with, as reports name it."""
 _PANDAS_TYPES = {
@@ -89,9 +90,10 @@ def _load(where: Where, columns: str | Sequence[str] | None, equal: Mapping[str,
     needed = None
     if columns is not None:
         needed = frozenset({*columns, *equal, *_ORDER, "finished_at", "workload", DEFINITION})
+        needed |= {"gpu_name", "gb_per_s"} if SHARE in needed else set()
         needed |= (label_columns() if LABEL in needed else frozenset()) | ({"job"} if "key" in needed else frozenset())
     table, _, complaints = read_table(where, needed)
-    table = with_keys(with_defaults(table))
+    table = with_datasheet(with_keys(with_defaults(table)))
     for complaint in (*complaints, *rows_with_missed_work(table)):
         warnings.warn(complaint, RowWarning, stacklevel=3)
     if needed is None or LABEL in needed:
@@ -288,6 +290,14 @@ def with_defaults(table: pa.Table) -> pa.Table:
             filled = pc.if_else(pc.and_(pc.is_null(column), of_workload), default, column)
             table = table.set_column(table.column_names.index(name), name, filled)
     return table
+
+
+def with_datasheet(table: pa.Table) -> pa.Table:
+    """Return the table with `datasheet_share`, which no file has, of the rows on known GPUs."""
+    pairs = zip(table.column("gpu_name").to_pylist(), table.column("gb_per_s").to_pylist(), strict=True)
+    known = [(known_gpu(name or ""), rate) for name, rate in pairs]
+    shares = [rate / gpu[1] if rate and gpu else None for gpu, rate in known]
+    return table.set_column(table.column_names.index(SHARE), SHARE, pa.array(shares, REAL))
 
 
 def default_options(workload: Workload | None) -> dict[str, Any]:

@@ -58,6 +58,7 @@ COLUMNS = (
     # Hardware limits.
     Column("floor_ms", float, "least time of the unavoidable bytes, FLOPs and transfers, at measured rates", better=0),
     Column("fraction_of_floor", float, "floor_ms over device_ms (on a CPU over time_ms)", better=1, percent=True),
+    Column("datasheet_share", float, "gb_per_s over the bandwidth of the GPU's datasheet", better=1, percent=True),
     Column("gb_per_s", float, "bytes_moved over device_ms (on a CPU over time_ms)", better=1),
     Column("copy_gb_per_s", float, "copy bandwidth measured on this machine, reads and writes counted", better=0),
     Column("bytes_moved", int, "unavoidable bytes through the memory of the busiest rank, counted", "bytes", better=-1),

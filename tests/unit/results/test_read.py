@@ -46,7 +46,7 @@ VALUES = {
     datetime.datetime: MOMENTS,
     list: st.lists(st.floats(), max_size=4),
 }
-OWN = {"row_id", "schema_version", "workload", "status"}
+OWN = {"row_id", "schema_version", "workload", "status", "datasheet_share"}
 ROWS = st.fixed_dictionaries(
     {"workload": st.just("entropy_loss"), "status": st.sampled_from(sorted(STATUSES))},
     optional={column.name: st.none() | VALUES[column.type] for column in COLUMNS if column.name not in OWN},
@@ -351,6 +351,14 @@ def test_columns_only(rows):
     assert frame.variant.tolist() == ["triton_tp", "pytorch_gather"]
     assert tpbench.load(rows, columns="time_ms").columns.tolist() == ["time_ms"]
     assert tpbench.load(rows, columns=[]).shape == (4, 0)
+
+
+def test_the_share_of_a_datasheet_s_bandwidth(tmp_path, row):
+    for at, (gpu, rate) in enumerate(
+        [("NVIDIA H200", 2400.0), ("NVIDIA H100 PCIe", 1000.0), (None, 5.0), ("L40", 1.0)]
+    ):
+        write_row(row(at, gpu_name=gpu, gb_per_s=rate, key=str(at)), tmp_path, f"r{at}")
+    assert load(tmp_path, columns="datasheet_share").datasheet_share.fillna(0).tolist() == [0.5, 0, 0, 0]
 
 
 def test_what_does_not_exist(rows):

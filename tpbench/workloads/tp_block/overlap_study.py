@@ -105,7 +105,8 @@ def answer(speedups: Speedups, cells: Any) -> str:
     hidden, bound = (cells.loc[tokens, (column, name)] for column in ("hidden_share", "bound"))
     facts = [f"is {ratios[name][tokens]:.2f}x as fast as {PLAIN}"] if name != PLAIN else []
     if name != PLAIN and pd.notna(hidden):  # at the power limit a step can be faster than its products alone
-        facts.append(f"hides {'all' if hidden >= 1 else f'{hidden:.0%}'} of the communication")
+        takes = "takes no longer than its products alone"
+        facts.append(takes if hidden >= 1 else f"hides {hidden:.0%} of the communication")
     facts += [f"is bound by {bound}"] if pd.notna(bound) else []
     choices = "; ".join(f"by {clock} {text}" for text, clock in by_text.items())
     end = f"; at {tokens} tokens {name} {' and '.join(facts)}" if facts else ""
