@@ -103,6 +103,10 @@ def test_a_missing_field_is_described_and_all_mistakes_are_told():
     ]  # fmt: skip
 
 
+def test_memory_is_written_in_a_unit_of_which_it_has_one():
+    assert [memory_text(gib) for gib in (2.5, 0.5, 1.91e-05, 0.0)] == ["2.5 GiB", "512 MiB", "20 KiB", "0 KiB"]
+
+
 def test_a_long_text_keeps_its_start_and_more_of_its_end():
     assert printable("x" * 200) == "x" * 200
     cut = printable("a" * 100 + "b" * 101)

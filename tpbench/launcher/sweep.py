@@ -6,8 +6,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import reduce
-from operator import getitem
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,7 +28,16 @@ from tpbench.launcher.command_line import arguments
 from tpbench.launcher.command_line.outside_choices import command_line_variants
 from tpbench.launcher.display import QUIET_S
 from tpbench.launcher.host import Host
-from tpbench.launcher.options import CODE, GROUPS, SlurmSettings, SweepOptions, command_line_names, store_defaults
+from tpbench.launcher.options import (
+    CODE,
+    CONF,
+    GROUPS,
+    SlurmSettings,
+    SweepOptions,
+    command_line_names,
+    read_choice,
+    store_defaults,
+)
 from tpbench.launcher.planning.plan import Request, plan, sweep_options
 from tpbench.launcher.planning.resume import decide
 from tpbench.launcher.runner import Runner, run_sweep
@@ -40,15 +47,6 @@ from tpbench.workloads import variants
 
 HYDRA_MODULE = "hydra_plugins.tpbench"
 """Module name of the plugins for Hydra, which accepts only plugins in the package `hydra_plugins`."""
-
-NOT_OF_HYDRA: dict[str, Any] = {
-    "run.dir": "${hydra.sweep.dir}",
-    "sweep.dir": "${tpbench.writable:${output_dir},${dry_run}}/sweeps/${tpbench.sweep_id:}",
-    "sweep.subdir": "${hydra.job.num}",
-    **dict.fromkeys(("job.chdir", "job.env_set", "job.env_copy", "callbacks", "output_subdir", "verbose")),
-    "sweeper.max_batch_size": None,
-}
-"""Settings of Hydra that would have no effect, with the values in conf/config.yaml, if any."""
 
 store_defaults()
 # A command line adds to `sbatch` as to a mapping.
@@ -214,8 +212,11 @@ def _check_roots(config: Any, choices: Mapping[str, Any]) -> None:
 
 def _check_hydra(node: Any) -> None:
     """Raise JobError for settings of Hydra that a configuration file sets and that have no effect."""
-    for name, default in NOT_OF_HYDRA.items():
-        if reduce(getitem, name.split("."), node) not in (default, None, False, {}, []):
+    ours = read_choice(CONF / "config.yaml")["hydra"]
+    settings = {name: node[name] for name in ("run", "sweep", "output_subdir", "verbose", "callbacks")}
+    settings |= {f"job.{name}": node["job"][name] for name in ("chdir", "env_set", "env_copy")}
+    for name, value in settings.items():
+        if value and value != ours.get(name):
             raise JobError(f"in a configuration file: hydra.{name} has no effect (output_dir=DIR takes rows and logs)")
 
 

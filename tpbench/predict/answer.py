@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from tpbench.predict.model import ERROR_BAR_SHARE, LARGEST_ERROR, TIMES, Estimate, Prediction
 from tpbench.predict.target import RESERVE_GIB, Target
-from tpbench.report.analysis.metrics import number, ratio_text
+from tpbench.report.analysis.metrics import amount, number, ratio_text
 from tpbench.settings import spelled
 from tpbench.tables import MISSING, Document, Table, TableCell
 from tpbench.workloads.entropy_loss.cost_model import LossSize
@@ -43,12 +43,12 @@ class Answer:
         fitting = sorted((each for each in others if each.memory(free)[0] == "fits"), key=_order)
         if asked is None or not asked.peak_gib.known:
             return _fastest(fitting, others, free)
-        memory, outcome = f"The gather takes {number(asked.peak_gib.value)} GiB", asked.memory(free)[0]
+        memory, outcome = f"The gather takes {amount(asked.peak_gib.value, 'GiB')}", asked.memory(free)[0]
         if outcome != "fits":
             instead = f": use {fitting[0].label}, which does" if fitting else ""
-            return f"{memory} and {'does' if outcome == 'OOM' else 'may'} not fit into {number(free)} GiB{instead}"
+            return f"{memory} and {'does' if outcome == 'OOM' else 'may'} not fit into {amount(free, 'GiB')}{instead}"
         if not fitting:
-            return f"{memory} and fits into {number(free)} GiB; no other predicted variant surely does"
+            return f"{memory} and fits into {amount(free, 'GiB')}; no other predicted variant surely does"
         best = fitting[0]
         pairs = {"device time": (asked.device_ms, best.device_ms), "wall time": (asked.time_ms, best.time_ms)}
         for by, (mine, other) in pairs.items():
@@ -57,7 +57,7 @@ class Answer:
                 if mine.low <= other.high and other.low <= mine.high:
                     return f"{times} ({by}), within the error: memory decides"
                 return f"{times} ({by}): {'' if mine.high < other.low else 'do not '}gather"
-        smaller = f"{best.label} takes {number(best.peak_gib.value)} GiB"
+        smaller = f"{best.label} takes {amount(best.peak_gib.value, 'GiB')}"
         return f"{memory} and fits, {smaller}: their times on this GPU are not known well enough to compare"
 
 
@@ -87,8 +87,8 @@ def _table(answer: Answer) -> Table:
     factors = [f"{name}={getattr(size, name)} {times:.3g} times" for name, times in beyond.items()]
     notes = [
         target.speed_text(),
-        f"memory: {number(target.memory_gib)} GiB of a GPU - {RESERVE_GIB:g} GiB reserve for CUDA, NCCL and "
-        f"fragments = {number(free)} GiB; inputs take {number(size.inputs_gib)} GiB of it",
+        f"memory: {amount(target.memory_gib, 'GiB')} of a GPU - {RESERVE_GIB:g} GiB reserve for CUDA, NCCL and "
+        f"fragments = {amount(free, 'GiB')}; inputs take {amount(size.inputs_gib, 'GiB')} of it",
         f"extrapolates beyond what was measured, at most: {', '.join(factors)}" if factors else None,
         f"+-: {ERROR_BAR_SHARE:.0%} of the measured cells were missed by less when left out of the fit; the error "
         f"grows with each doubling beyond what was measured. {UNKNOWN}: the measured cells do not determine it, or "
@@ -115,7 +115,7 @@ def _cell(estimate: Estimate | None, unit: str) -> TableCell:
     error = f"+-{estimate.error:.0%}"
     if not estimate.known:
         return TableCell(f"{UNKNOWN} ({error})")
-    return TableCell(f"{number(estimate.value)} {unit} {error}", estimate.value, note=error)
+    return TableCell(f"{amount(estimate.value, unit)} {error}", estimate.value, note=error)
 
 
 def _order(prediction: Prediction) -> tuple[bool, float]:
@@ -133,9 +133,9 @@ def _fastest(fitting: Sequence[Prediction], others: Sequence[Prediction], free: 
         if not known:
             return "No memory is known well enough: measure more sizes, or name more rows with --rows"
         smallest = min(known, key=lambda prediction: prediction.needed_gib)
-        needed = f"{smallest.label}, takes {number(smallest.needed_gib)} GiB with its inputs"
-        return f"No variant surely fits into {number(free)} GiB: the smallest, {needed}"
+        needed = f"{smallest.label}, takes {amount(smallest.needed_gib, 'GiB')} with its inputs"
+        return f"No variant surely fits into {amount(free, 'GiB')}: the smallest, {needed}"
     best, (unknown, value) = fitting[0], _order(fitting[0])
     speed = "its time on this GPU is not known well enough" if unknown else f"it takes {number(value)} ms"
     alone = "" if len(fitting) == 1 or unknown else f", the fastest of {len(fitting)} that fit"
-    return f"{best.label} takes {number(best.peak_gib.value)} GiB and fits; {speed}{alone}"
+    return f"{best.label} takes {amount(best.peak_gib.value, 'GiB')} and fits; {speed}{alone}"

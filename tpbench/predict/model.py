@@ -18,7 +18,7 @@ from scipy import optimize
 
 from tpbench.predict.cells import MeasuredCell, MeasuredCells
 from tpbench.predict.target import RESERVE_GIB, SAME_SHARE
-from tpbench.report.analysis.metrics import number
+from tpbench.report.analysis.metrics import amount
 from tpbench.workloads.entropy_loss.cost_model import LossSize, Terms, counts
 
 MIN_SIZES = 4
@@ -153,8 +153,8 @@ class Prediction:
         for needed_gib, gpu_gib in self.ran_out:
             if needed_gib <= self.needed_gib and free_gib <= (gpu_gib - RESERVE_GIB) * (1 + SAME_SHARE):
                 return "OOM", (
-                    f"it needs {number(self.needed_gib)} GiB with its inputs, and a measured cell that needs "
-                    f"{number(needed_gib)} GiB ran out of memory within {number(gpu_gib)} GiB"
+                    f"it needs {amount(self.needed_gib, 'GiB')} with its inputs, and a measured cell that needs "
+                    f"{amount(needed_gib, 'GiB')} ran out of memory within {amount(gpu_gib, 'GiB')}"
                 )
         return "tight" if high > free_gib else "fits", None
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from tpbench.measure.clocks import DECIDING, TIMED, statistics_columns
 from tpbench.results.schema import COLUMNS, all_columns
 from tpbench.settings import JobError
-from tpbench.suggestions import unknown
+from tpbench.suggestions import memory_text, unknown
 
 METRICS = [column.name for column in COLUMNS if column.better is not None]
 """Metrics of every workload. A workload may add its own."""
@@ -44,7 +44,7 @@ class Metric:
 
     def write(self, value: float) -> str:
         """Return the value with its unit, in about four digits."""
-        return f"{number(value)} {self.unit}".rstrip()
+        return amount(value, self.unit)
 
 
 def metric(name: str) -> Metric:
@@ -67,6 +67,11 @@ def number(value: float) -> str:
         return f"{value:.3g}"
     digits = 0 if size >= 1000 else 1 if size >= 100 else 2 if size >= 10 else 3
     return f"{value:.{digits}f}"
+
+
+def amount(value: float, unit: str) -> str:
+    """Return a number with its unit: less than 0.1 GiB in MiB or KiB."""
+    return memory_text(value) if unit == "GiB" and 0 < value < 0.1 else f"{number(value)} {unit}".rstrip()
 
 
 def ratio_text(ratio: float) -> str:
