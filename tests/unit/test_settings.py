@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 
 from tpbench.settings import JobError, parse, setting
-from tpbench.suggestions import nearest, printable, unknown
+from tpbench.suggestions import memory_text, nearest, printable, unknown
 
 
 @pytest.mark.parametrize(
