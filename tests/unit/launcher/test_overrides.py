@@ -37,7 +37,7 @@ CONF = Path(__file__).resolve().parents[3] / "conf"
         ("--config-dir=x", "--config-dir=x"),
         ("hydra.launcher.account=12e3", "hydra.launcher.account='12e3'"),
         ("hydra.launcher.poll_s=0.5", "hydra.launcher.poll_s=0.5"),
-        ("output_dir=1.10,true,null,rows/a", "++output_dir='1.10','true','null',rows/a"),
+        ("output_dir=1.10,true,rows/a", "++output_dir='1.10','true',rows/a"),
         ("++dtype='1 2',3,${x}", "++dtype='1 2',3,${x}"),
         ("model_dir=null,a b/c=1", "++model_dir=null,'a b/c=1'"),
         ("~width", "~width"),

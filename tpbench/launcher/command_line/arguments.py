@@ -6,11 +6,10 @@ The names of fields are checked where jobs are made of them (`tpbench.job.parse_
 import math
 import re
 import shlex
-import typing
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, get_type_hints
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -58,7 +57,7 @@ _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})*,0\d\d(?:,\d{3})*")
 """A number with commas. No list of values has one that begins with 0."""
 _ELEMENT = re.compile(r"""'[^']*'|"[^"]*"|[^,'"]+""")
 """A text of several, with its quotation marks."""
-_PLAIN = re.compile(r"(?!(?:true|false|null|inf|nan)$)[A-Z_/][A-Z0-9_./:-]*", re.IGNORECASE)
+_PLAIN = re.compile(r"(?!(?:true|false|inf|nan)$)[A-Z_/][A-Z0-9_./:-]*", re.IGNORECASE)
 """A text that Hydra takes as it is: no number, no truth value, nothing with a meaning in Hydra's grammar."""
 _OF_HYDRA = re.compile(r"hydra[./]launcher\b|hydra\.(searchpath|mode)$")
 """Settings of Hydra that count here."""
@@ -260,9 +259,9 @@ def parse_overrides(arguments: Sequence[str]) -> list[Override]:
     """Return the parsed overrides. Raises JobError with one line for each argument that is not an override."""
     parser = OverridesParser.create()
     overrides, errors = [], []
-    for argument in arguments:
+    for argument, accepted in zip(arguments, accepted_by_hydra(arguments), strict=True):
         try:
-            overrides += parser.parse_overrides(accepted_by_hydra([argument]))
+            overrides += parser.parse_overrides([accepted])
             overrides[-1].input_line = argument
         except OverrideParseException:
             errors.append(_explanation(argument))
@@ -352,32 +351,25 @@ def accepted_by_hydra(arguments: Sequence[str]) -> list[str]:
         name, equals, value = argument.partition("=")
         key = name.lstrip("+")
         if key in texts and not re.search(r"[(\[{\\]", value) and len(_several(argument)) == 1:
-            value = _ELEMENT.sub(lambda text: _quoted(text[0], texts[key]), value)  # noqa: B023
+            value = _ELEMENT.sub(_quoted, value)
         is_field = re.fullmatch(r"(?!hydra)\w[\w.]*", key) and key not in GROUPS
         words.append(f"{f'++{key}' if is_field and equals else name}{equals}{value}")
     return words
 
 
-def _quoted(text: str, may_be_null: bool) -> str:
-    """Return a value of a text field in quotation marks, unless it has them, is null, or needs none."""
-    plain = text.strip()
-    is_null = may_be_null and plain.lower() == "null"
-    return text if not plain or plain[0] in "'\"" or is_null or _PLAIN.fullmatch(plain) else f"'{plain}'"
+def _quoted(text: re.Match[str]) -> str:
+    """Return a text in quotation marks, unless it has them or needs none."""
+    plain = text[0].strip()
+    return text[0] if not plain or plain[0] in "'\"" or _PLAIN.fullmatch(plain) else f"'{plain}'"
 
 
-def _text_fields() -> dict[str, bool]:
-    """Return the names whose values are text, such as choices and paths, each with True if it may be null."""
+def _text_fields() -> set[str]:
+    """Return the names whose values are text, such as choices and paths."""
     problems = [workload.problem for workload in workloads().values()]
     problems += [variant.of_workload.problem for variant in command_line_variants.values()]
-    texts, others = dict.fromkeys(GROUPS, True), set()
-    for cls in (Job, MeasureSettings, SweepOptions, SlurmSettings, *problems):
-        for name, hint in typing.get_type_hints(cls).items():
-            name = f"hydra.launcher.{name}" if cls is SlurmSettings else name
-            if is_text(hint):
-                texts[name] = texts.get(name, False) or type(None) in typing.get_args(hint)
-            else:
-                others.add(name)
-    return {name: may_be_null for name, may_be_null in texts.items() if name in GROUPS or name not in others}
+    hints = [hint for cls in (Job, MeasureSettings, SweepOptions, *problems) for hint in get_type_hints(cls).items()]
+    hints += [(f"hydra.launcher.{name}", hint) for name, hint in get_type_hints(SlurmSettings).items()]
+    return {name for name, _ in hints} - {name for name, hint in hints if not is_text(hint)} | {*GROUPS}
 
 
 def _several(argument: str) -> list[str]:
@@ -395,11 +387,10 @@ def chosen_fields(overrides: Sequence[str]) -> list[str]:
 
 def overrides_of_cell(lines: Sequence[str]) -> str:
     """Return the overrides of one cell as a user types them, for a shell. Options of the whole sweep are left out."""
-    words, texts = list[str](), _text_fields()
+    words: list[str] = []
     for line in lines:
         name, _, value = line.removeprefix("++").partition("=")
-        if name in texts:
-            value = re.sub(r"""^'([^'",\\()\[\]{}]*)'$""", r"\1", value)
+        value = re.sub(r"""^'([^'",\\()\[\]{}]*)'$""", r"\1", value)
         if name == "variant" and value in command_line_variants:
             value = f"{command_line_variants[value].path}:{command_line_variants[value].function}"
         if value in user_files:
