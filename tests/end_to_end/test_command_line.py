@@ -62,7 +62,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.Co
     Worker processes are reused: the tests of faults and of resumed sweeps run cells in processes of their own.
     """
     folder = tmp_path_factory.mktemp("sweep")
-    options = ("vocab=1001", "device=cpu", "graph=false", "block_cap=auto,4096", "reuse=true", "max_iterations=20")
+    options = ("vocab=1001", "device=cpu", "graph=false", "block_cap=auto,4096", "reuse=true", "max_iterations=5")
     return folder, tpbench(*DEFAULT, *options, cwd=folder)
 
 
@@ -124,7 +124,7 @@ def test_one_job_without_a_sweep_whose_replicas_have_tokens_of_their_own(
     sweep: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     job = "variant=pytorch_tp_manual shape=tiny_tp2 dp_size=2 vocab=1001 output_dir=elsewhere"
-    done = tpbench(*job.split(), *QUICK, cwd=tmp_path)
+    done = tpbench(*job.split(), *QUICK, "max_iterations=3", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (row,) = package.load(tmp_path / "elsewhere").to_dict("records")
     assert not (tmp_path / "outputs").exists()
@@ -135,40 +135,37 @@ def test_one_job_without_a_sweep_whose_replicas_have_tokens_of_their_own(
 
 
 def test_commands_that_measure_nothing(tmp_path: Path) -> None:
-    mine, broken = tmp_path / "mine", tmp_path / "rows" / "broken.parquet"
-    mine.mkdir()
+    broken = tmp_path / "rows" / "broken.parquet"
     broken.parent.mkdir()
     broken.write_text("no row")
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
-    (mine / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 128, **sizes}))
     lines: list[list[str]] = [
         ["graph=true", "tp_size=1,2", "-m", "measure=quick", "device=cpu"],
         ["--version"],
         ["--help"],
-        ["-m", "variant=fsdp", "shape=tiny_train_dp2", f"model=tiny_qwen3,{mine}", "device=cpu", "dry_run=true"],
         ["dry_run=true", "resume=true", f"output_dir={broken.parent}"],
         ["dry_run=true", "output_dir=/proc/rows"],  # nobody can write there
         ["profile", "dry_run=true"],
     ]
     ended = forked(lines, tmp_path)
-    assert [code for code, _ in ended] == [0] * 7, [(folder / "stderr").read_text() for _, folder in ended]
-    skipped, version, shown, planned, *_ = ((folder / "stdout").read_text() for _, folder in ended)
-    errors = (ended[4][1] / "stderr").read_text()
+    assert [code for code, _ in ended] == [0] * 6, [(folder / "stderr").read_text() for _, folder in ended]
+    skipped, version, shown, *_ = ((folder / "stdout").read_text() for _, folder in ended)
+    errors = (ended[3][1] / "stderr").read_text()
     assert errors.startswith(f"tpbench: warning: {broken}: skipped, it is broken: ") and errors.count("\n") == 1
     assert list(broken.parent.iterdir()) == [broken]
     rows = package.load(ended[0][1] / "outputs")
     assert list(rows["status"]) == ["skipped", "skipped"] and "2 rows in outputs/rows" in skipped
     assert set(rows["reason"]) == {"graph=true needs a CUDA GPU"}
     assert version == f"tpbench {package.__version__}\n" and "variant" in shown
-    # Models of names and of folders are swept together.
-    assert [re.findall(r"model=(\w+)", each) for each in planned.splitlines()[1:3]] == [["tiny_qwen3"], ["mine"]]
 
 
-def test_started_by_torchrun_rank_0_does_the_work(tmp_path: Path) -> None:
-    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "tpbench")
-    done = tpbench("--variant", "pytorch_gather", "--dry-run", "device=cpu", cwd=tmp_path, program=torchrun)
-    assert done.returncode == 0 and done.stdout.count("Nothing was run") == 1, done.stderr
-    assert done.stderr.count("write python -m tpbench variant=pytorch_gather dry_run=true device=cpu") == 1
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_of_a_torchrun_rank_0_alone_does_the_work(rank: str, tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "tpbench", "--variant", "pytorch_gather", "--dry-run", "device=cpu"]
+    env = environment() | {"TORCHELASTIC_RUN_ID": "none", "RANK": rank}
+    done = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.count("Nothing was run") == (rank == "0"), done.stderr
+    right = "write python -m tpbench variant=pytorch_gather dry_run=true device=cpu"
+    assert done.stderr.count(right) == done.stderr.count("\n") == (rank == "0")
 
 
 def test_a_folder_that_is_gone_is_named(tmp_path: Path) -> None:

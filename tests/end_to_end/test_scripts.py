@@ -8,7 +8,7 @@ import pytest
 
 import tpbench
 from tests.support import synthetic
-from tests.support.command import ROOT, environment
+from tests.support.command import ROOT, environment, forked
 from tests.support.launcher_rows import cell
 from tpbench.launcher.attempt import Attempt
 
@@ -125,12 +125,14 @@ def test_the_user_s_matplotlib_settings_change_no_picture(tmp_path: Path) -> Non
 
 
 def test_every_sweep_over_all_ranks_of_a_host_is_valid(tmp_path: Path) -> None:
-    """A dry run: the sweeps themselves need as many GPUs as ranks."""
-    output = tmp_path / "output"
-    line = ["scripts/measure_ranks", str(output), "8", "dry_run=true"]
-    done = subprocess.run(
-        line, cwd=ROOT, env={**environment(), "PYTHON": sys.executable}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("Nothing was run") == done.stdout.count("-m tpbench -m") == 5
-    assert not output.exists()
+    """Dry runs of the script's lines: the sweeps themselves need as many GPUs as ranks."""
+    (tmp_path / "python").write_text('#!/bin/sh\necho "sweep $*"\n')
+    (tmp_path / "python").chmod(0o755)
+    line = ["scripts/measure_ranks", str(tmp_path / "output"), "8", "dry_run=true"]
+    env = {**environment(), "PYTHON": str(tmp_path / "python")}
+    done = subprocess.run(line, cwd=ROOT, env=env, capture_output=True, text=True)
+    sweeps = [words.split()[3:] for words in done.stdout.splitlines() if words.startswith("sweep -m tpbench -m")]
+    assert done.returncode == 0 and len(sweeps) == 5, done.stdout + done.stderr
+    for code, folder in forked(sweeps, tmp_path):
+        assert code == 0 and "Nothing was run" in (folder / "stdout").read_text(), (folder / "stderr").read_text()
+    assert not (tmp_path / "output").exists()
