@@ -238,7 +238,7 @@ RIGHT = "a value has no space around it, no comma at its end and one equals sign
 EXPLANATIONS = {
     "variant=pytorch_gather,": f"variant=pytorch_gather,: {RIGHT} variant=pytorch_gather",
     "variant=a,,b": f"variant=a,,b: {RIGHT} -m variant=a,b",
-    "variant=triton_tp shape=tiny_tp2": "'variant=triton_tp shape=tiny_tp2' is one argument, because of the quotes: "
+    "variant=triton_tp shape=tiny_tp2": "'variant=triton_tp shape=tiny_tp2' is one argument, because of quotes: "
     "write 2 arguments, variant=triton_tp shape=tiny_tp2",
     "tokens": "tokens has no value: write tokens=VALUE",
     "lst": "'lst' has no value, did you mean list? (write NAME=VALUE, or several values as -m NAME=VALUE1,VALUE2; "
@@ -248,7 +248,7 @@ EXPLANATIONS = {
     "tokens==64": f"tokens==64: {RIGHT} tokens=64",
     "seed=a=b": "seed=a=b: brackets and quotation marks must match, and a value with other characters of "
     "special meaning is quoted twice: \"seed='a=b'\"",
-    "-m seed=1,2": "'-m seed=1,2' is one argument, because of the quotes: write 2 arguments, -m seed=1,2",
+    "-m seed=1,2": "'-m seed=1,2' is one argument, because of quotes: write 2 arguments, -m seed=1,2",
 }
 
 

@@ -274,8 +274,7 @@ def _explanation(argument: str) -> str:
     """Return what is wrong with an argument, and an argument that would be right."""
     name, equals, value = argument.partition("=")
     if len(parts := _several(argument)) > 1:
-        separate = " ".join(map(shlex.quote, parts))
-        return f"'{argument}' is one argument, because of the quotes: write {len(parts)} arguments, {separate}"
+        return f"'{argument}' is one argument, because of quotes: write {len(parts)} arguments, {shlex.join(parts)}"
     if not equals:
         if argument in COMMANDS:
             return f"{argument} is a command: write it first, as python -m tpbench {argument} ..."
@@ -299,8 +298,7 @@ def _errors(override: Override, sweeps: bool) -> list[str]:
     line, key, errors = str(override.input_line), str(override.key_or_group), []
     of_hydra = key.startswith("hydra")
     if of_hydra and not _OF_HYDRA.match(key):
-        settings = "of Hydra's settings hydra/launcher, hydra.launcher.NAME and hydra.searchpath have one"
-        errors.append(f"{printable(line)} has no effect: {settings}")
+        errors.append(f"{printable(line)} has no effect: hydra/launcher, hydra.launcher.X, hydra.searchpath have one")
     if CODE in line:
         errors.append(f"{printable(line)}: {CODE} names Python code, which the command line may not")
     if _ENVIRONMENT.search(line) and key != "output_dir" and not of_hydra:
