@@ -80,10 +80,8 @@ def _entropy_loss(
     with torch.no_grad():
         module.check(target, named, logits=logits)
         module.check_columns("logits", logits.shape[-1], logits.device)
-        if not learns:
-            return module.without_gradient(named, logits, target), logits.new_empty(0)
-        loss, (gradient, _), _ = module.with_gradient(named, logits, target)
-    return loss, gradient.view(-1)[:0]
+        loss, (gradient, _), _ = module.compute(named, learns, logits, target)
+    return loss, logits.new_empty(0) if gradient is None else gradient.view(-1)[:0]
 
 
 @_entropy_loss.register_fake

@@ -6,34 +6,26 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch._compile import _disable_dynamo
 
 from tpbench.kernels import checks, compiled
+from tpbench.kernels.derivatives import (
+    GradientsInBackward,
+    GradientsInForward,
+    inputs_with_gradients,
+    outside_of_graphs,
+    tensors_of,
+)
 from tpbench.kernels.entropy import entropy_loss
 from tpbench.kernels.linear.function import linear_entropy_loss
 from tpbench.kernels.repeated_call import PLAIN
 from tpbench.kernels.row_loss import Options, TopK, Vocabulary, fp16_gradient_scale
-from tpbench.kernels.two_pass.launch import scale_rows
 
-Function = TypeVar("Function", bound=Callable[..., Any])
 _OF_EVERY_LOSS = ("row_weight", "temperature", "divisor", "sequence_lengths")
 """What a call may have beside its target and the tensors of rows of its loss."""
-
-
-def _outside_of_graphs(function: Function) -> Function:
-    """Return the function, which runs as uncompiled code also within torch.compile."""
-    # torch.compiler.disable would import the compiler now, which takes seconds.
-    uncompiled = _disable_dynamo(function)
-
-    @functools.wraps(function)
-    def call(*arguments: Any, **named: Any) -> Any:
-        return (uncompiled if torch.compiler.is_compiling() else function)(*arguments, **named)
-
-    return cast("Function", call)
 
 
 class _LossModule(torch.nn.Module):
@@ -97,7 +89,7 @@ class _LossModule(torch.nn.Module):
                 f"a call has no argument {', '.join(wrong)}: {type(self).__name__}() takes settings, and a call "
                 f"{', '.join(takes)}"
             )
-        targets = _tensors_of(target) | {name: value for name, value in rows.items() if isinstance(value, Tensor)}
+        targets = tensors_of(target) | {name: value for name, value in rows.items() if isinstance(value, Tensor)}
         given = {name: each for name, each in (inputs | targets).items() if each is not None or name != "bias"}
         for name, tensor in given.items():
             checks.memory(name, tensor)  # torch.func would raise another error before the function's checks
@@ -208,35 +200,31 @@ class EntropyLoss(_LossModule):
         rows = {name: value for name, value in rows.items() if value is not None}
         are_plain = all(type(each) in PLAIN for each in (logits, *rows.values()))
         if torch.compiler.is_compiling() and self.text is not None and are_plain:
-            _refuse_learning(_tensors_of(target) | rows)
+            _refuse_learning(tensors_of(target) | rows)
             return compiled.loss_in_graph(self.text, logits, target, rows, _learning({"logits": logits}))
         return self._outside_of_graphs(logits, target, rows)
 
-    @_outside_of_graphs
+    @outside_of_graphs
     def _outside_of_graphs(self, logits: Tensor, target: Tensor | TopK, rows: dict[str, Any]) -> Tensor:
         logits = self.local("logits", logits, 1)
         learns = self.check(target, rows, logits=logits)
         self.check_columns("logits", logits.shape[-1] if logits.dim() else 0, logits.device)
         if not learns:
-            return self.without_gradient(rows, logits, target)
+            return self.compute(rows, False, logits, target)[0]
         if rows.get("sequence_lengths") is not None and self.options.reduction == "none":
             raise ValueError("reduction must be 'mean' or 'sum' with sequence_lengths: a loss depends on other rows")
-        return _GradientsInForward.apply(functools.partial(self.with_gradient, rows), logits, target)
+        return GradientsInForward.apply(functools.partial(self.compute, rows, True), logits, target)
 
-    def without_gradient(self, rows: dict[str, Any], logits: Tensor, target: Tensor | TopK) -> Tensor:
-        result = entropy_loss(logits, target, grad="none", **self.arguments(rows))
-        self.metrics, self.correct = result.metrics, result.correct
-        return result.loss
-
-    def with_gradient(
-        self, rows: dict[str, Any], logits: Tensor, target: Tensor | TopK
+    def compute(
+        self, rows: dict[str, Any], learns: bool, logits: Tensor, target: Tensor | TopK
     ) -> tuple[Tensor, tuple[Tensor | None, ...], float]:
         """Return the loss, the gradients of logits and target, and the factor that the gradient contains."""
         settings = self.arguments(rows)
-        stored_scale = self.stored_scale(len(logits), logits.dtype)
+        stored_scale = self.stored_scale(len(logits), logits.dtype) if learns else 1.0
         if stored_scale != 1.0:
             settings["grad_scale"] = self.options.grad_scale * stored_scale
-        result = entropy_loss(logits, target, grad="in_place" if self.in_place else "new", **settings)
+        grad: Any = "none" if not learns else "in_place" if self.in_place else "new"
+        result = entropy_loss(logits, target, grad=grad, **settings)
         self.metrics, self.correct = result.metrics, result.correct
         return result.loss, (result.grad, None), stored_scale
 
@@ -273,7 +261,7 @@ class LinearEntropyLoss(_LossModule):
             settings = {"reduction": "none", "entropy": True, **settings}
         super().__init__(linear_entropy_loss, {"bias", "grad", "weight_grad"}, settings)
 
-    @_outside_of_graphs
+    @outside_of_graphs
     def forward(
         self, hidden: Tensor, weight: Tensor, target: Tensor | TopK | tuple[Tensor, Tensor], bias: Tensor | None = None,
         **rows: Any,
@@ -296,39 +284,25 @@ class LinearEntropyLoss(_LossModule):
                 return self.forward(hidden, weight, target, bias, **rows)
         self.check_columns("weight", len(weight) if weight.dim() else 0, weight.device)
         if not learns:
-            return self._losses(hidden, weight, bias, target, rows)
+            return self.losses(hidden, weight, bias, target, rows)
         recompute = settings.get("reduction", "mean") == "none" or settings.get("entropy")
         if recompute or hidden.dtype == torch.float16:
-            return _GradientsInBackward.apply(self, hidden, weight, bias, target, *rows, *rows.values())
-        return _GradientsInForward.apply(functools.partial(self._with_gradients, rows), hidden, weight, bias, target)
+            return GradientsInBackward.apply(self, hidden, weight, bias, target, *rows, *rows.values())
+        return GradientsInForward.apply(functools.partial(self._with_gradients, rows), hidden, weight, bias, target)
 
     def _with_gradients(
         self, rows: dict[str, Any], hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any
     ) -> tuple[Tensor, tuple[Tensor | None, ...], float]:
-        inputs = _inputs_with_gradients(hidden, weight, bias)
+        inputs = inputs_with_gradients(hidden, weight, bias)
         result = linear_entropy_loss(hidden, weight, target, bias=bias, grad=inputs, **self.arguments(rows))
         self.metrics, self.correct = result.metrics, result.correct
         return result.loss, (result.grad_hidden, result.grad_weight, result.grad_bias, None), 1.0
 
-    def _losses(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any, rows: dict[str, Any]) -> Any:
+    def losses(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any, rows: dict[str, Any]) -> Any:
+        """Return the loss, and the entropies if they are wanted, without gradients."""
         result = linear_entropy_loss(hidden, weight, target, bias=bias, grad=False, **self.arguments(rows))
         self.metrics, self.correct = result.metrics, result.correct
         return (result.loss, result.entropy) if self.settings.get("entropy") else result.loss
-
-
-def _tensors_of(target: Any) -> dict[str, Any]:
-    """Return the tensors of a target by name."""
-    if isinstance(target, TopK):
-        return {"target.values": target.values, "target.indices": target.indices}
-    if isinstance(target, (tuple, list)):
-        return dict(zip(("teacher_hidden", "teacher_weight"), target, strict=False))
-    return {"target": target}
-
-
-def _inputs_with_gradients(*inputs: Tensor | None) -> tuple[Any, ...]:
-    """Return the names of the inputs of a linear loss that need a gradient."""
-    named = zip(checks.LINEAR_INPUTS, inputs, strict=True)
-    return tuple(name for name, tensor in named if tensor is not None and tensor.requires_grad)
 
 
 def _learning(inputs: dict[str, Tensor]) -> bool:
@@ -340,71 +314,3 @@ def _refuse_learning(targets: dict[str, Tensor]) -> None:
     for name, tensor in targets.items():
         if _learning({name: tensor}):
             raise NotImplementedError(f"{name} requires a gradient, which the losses don't have: detach() it")
-
-
-class _GradientsInForward(torch.autograd.Function):
-    """A loss whose forward computes the gradients of its inputs, and whose backward scales them in place."""
-
-    @staticmethod
-    def forward(ctx: Any, compute: Callable[..., Any], *inputs: Any) -> Tensor:
-        """`compute` returns the loss, the gradient of each input, and the factor that the gradients contain."""
-        loss, ctx.gradients, ctx.stored_scale = compute(*inputs)
-        return loss
-
-    @staticmethod
-    @_outside_of_graphs
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        checks.first_derivative()
-        if ctx.gradients is None:
-            raise RuntimeError("this loss keeps one gradient and gave it to an earlier backward: run forward again")
-        gradients, ctx.gradients = ctx.gradients, None
-        for gradient in gradients:
-            if gradient is not None:
-                scale_rows(gradient.view(1, -1) if gradient.dim() == 1 else gradient, upstream, ctx.stored_scale)
-        return (None, *gradients)
-
-
-class _GradientsInBackward(torch.autograd.Function):
-    """A linear loss whose backward computes the logits again, and the gradients from them."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        module: LinearEntropyLoss,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        target: Any,
-        *rows: Any,
-    ) -> Any:
-        """`rows`: the names of a call's further arguments, then their values."""
-        named = dict(zip(rows[: len(rows) // 2], rows[len(rows) // 2 :], strict=True))
-        ctx.module, ctx.settings, ctx.given = module, module.settings, len(rows)
-        ctx.tail = target.tail if isinstance(target, TopK) else None
-        targets = list(_tensors_of(target).values())
-        ctx.targets = len(targets)
-        # Autograd then raises an error if one of them is changed before backward.
-        tensors = {name: value for name, value in named.items() if isinstance(value, Tensor)}
-        ctx.of_rows, ctx.others = list(tensors), {name: named[name] for name in named.keys() - tensors.keys()}
-        ctx.save_for_backward(hidden, weight, bias, *targets, *tensors.values())
-        return module._losses(hidden, weight, bias, target, named)
-
-    @staticmethod
-    @_outside_of_graphs
-    def backward(ctx: Any, upstream: Tensor, *entropy_upstream: Tensor) -> tuple[Tensor | None, ...]:
-        checks.first_derivative()
-        hidden, weight, bias, *others = ctx.saved_tensors
-        targets, of_rows = others[: ctx.targets], others[ctx.targets :]
-        rows_of_call = {**ctx.others, **dict(zip(ctx.of_rows, of_rows, strict=True))}
-        settings = ctx.module.arguments(rows_of_call, ctx.settings)
-        sharded = settings.get("hidden_sharded") and settings.get("group") is not None
-        target: Any = targets[0] if len(targets) == 1 else tuple(targets)
-        if ctx.tail is not None:
-            target = TopK(targets[0], targets[1], ctx.tail)
-        rows = len(hidden) * (settings["group"].size() if sharded else 1)
-        upstreams: dict[str, Any] = {"row_grad": upstream.float().expand(rows).contiguous()}
-        if entropy_upstream:
-            upstreams["entropy_grad"] = entropy_upstream[0].float().contiguous()
-        inputs = _inputs_with_gradients(hidden, weight, bias)
-        result = linear_entropy_loss(hidden, weight, target, bias=bias, grad=inputs, **upstreams, **settings)
-        return None, result.grad_hidden, result.grad_weight, result.grad_bias, *(None,) * (1 + ctx.given)
