@@ -26,7 +26,7 @@ ARITHMETIC = 2.0**-20
 ELEMENT_ARITHMETIC = 2.0**-17
 """The largest error of an element by arithmetic in fp32, relative to the sum of its absolute terms. An exponential of a
 difference d of logits has about |d| * 2^-23. Logits differ by less than 16, times their scale: up to a scale of 4, by
-less than 64. A larger scale makes all errors of arithmetic larger (`Oracle._steep`)."""
+less than 64. A larger scale makes all errors of arithmetic larger (`LossOracle.steep`)."""
 
 LOGITS_DTYPE_TOLERANCE = {
     "bfloat16": (2.0**-5, 2.0**-4),
@@ -56,16 +56,11 @@ class Oracle(LossOracle):
         return self.shard.logits[rows].double(), target
 
     def limits(self) -> dict[str, float]:
-        dtype, steep = self.problem.dtype, self._steep
+        dtype, steep = self.problem.dtype, self.steep
         loss, gradient = LOSS_TOLERANCE * steep, max(TOLERANCES[dtype], TOLERANCES["float32"] * steep)
         if self.problem.compute_dtype == "logits":
             loss, gradient = (tolerance * steep for tolerance in LOGITS_DTYPE_TOLERANCE[dtype])
         return {"loss_error": loss, "grad_error": gradient}
-
-    @property
-    def _steep(self) -> float:
-        """Return how much larger errors of arithmetic may be because of a factor on the logits."""
-        return float(max(1.0, self.problem.largest_scale / (1 if self.problem.compute_dtype == "logits" else 4)))
 
     def gradients(self, output: Output) -> dict[str, Compared]:
         logits = self.shard.logits
@@ -84,7 +79,7 @@ class Oracle(LossOracle):
         kind = torch.finfo(dtype)
         slack = kind.smallest_normal * kind.eps / 2
         # With compute_dtype=logits, terms that cancel are rounded to the dtype before.
-        arithmetic = max(ARITHMETIC, kind.eps if self.problem.compute_dtype == "logits" else 0.0) * self._steep
+        arithmetic = max(ARITHMETIC, kind.eps if self.problem.compute_dtype == "logits" else 0.0) * self.steep
         for rows, right, (slopes, shares) in blocks:
             terms = slopes.add_(shares)
             if "grad" in comparison.got:
@@ -99,11 +94,11 @@ class Oracle(LossOracle):
         largest = self.reduce(terms.amax(-1), dist.ReduceOp.MAX)[:, None]
         if self.problem.compute_dtype != "logits":
             # Against a top k, other columns may get the rounding errors of a sum over the k, times their p.
-            bound = (terms + largest if self.problem.top_k else terms) * (ELEMENT_ARITHMETIC * self._steep)
-            return bound.add_(64 * self._steep * torch.finfo(torch.float32).smallest_normal)  # a flushed probability
+            bound = (terms + largest if self.problem.top_k else terms) * (ELEMENT_ARITHMETIC * self.steep)
+            return bound.add_(64 * self.steep * torch.finfo(torch.float32).smallest_normal)  # a flushed probability
         kind = torch.finfo(self.shard.logits.dtype)
-        subnormal = 16 * kind.smallest_normal * kind.eps * self._steep
-        relative = LOGITS_DTYPE_ELEMENT[self.problem.dtype] * self._steep
+        subnormal = 16 * kind.smallest_normal * kind.eps * self.steep
+        relative = LOGITS_DTYPE_ELEMENT[self.problem.dtype] * self.steep
         return (terms * relative).add_(largest * LOGITS_DTYPE_LEAST + subnormal)
 
 

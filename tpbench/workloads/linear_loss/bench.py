@@ -69,18 +69,13 @@ class Oracle(LossOracle):
     def limits(self) -> dict[str, float]:
         problem = self.problem
         policy = 4 if problem.is_policy else 1
-        limits = {"loss_error": LOSS_TOLERANCE[problem.dtype] * self._steep * policy}
+        limits = {"loss_error": LOSS_TOLERANCE[problem.dtype] * self.steep * policy}
         if problem.entropy:
-            limits["entropy_error"] = ENTROPY_TOLERANCE[problem.dtype] * self._steep
+            limits["entropy_error"] = ENTROPY_TOLERANCE[problem.dtype] * self.steep
         if problem.trains:
-            gradient = GRADIENT_TOLERANCE[problem.dtype] * self._steep
+            gradient = GRADIENT_TOLERANCE[problem.dtype] * self.steep
             limits |= {"hidden_grad_error": gradient, "weight_grad_error": 4 * gradient}
         return limits
-
-    @property
-    def _steep(self) -> float:
-        """Return how much larger errors of logits are because of a factor on them."""
-        return float(max(1.0, self.problem.largest_scale))
 
     def gradients(self, output: Output) -> dict[str, Compared]:
         if not self.problem.trains:
@@ -135,14 +130,14 @@ class Oracle(LossOracle):
         if self.mass is not None:  # terms of these gradients cancel, and so do their errors
             shares = self.mass.mul_(self.scale * self.inverse_count)
             moved = grad.abs() + shares
-        arithmetic = ARITHMETIC * self._steep
+        arithmetic = ARITHMETIC * self.steep
         deviation = logits.mul_(torch.finfo(self._dtype).eps / math.sqrt(12)).add_(arithmetic)
         spread, whole = self.sum(torch.stack(((moved * deviation).square().sum(1), shares.sum(1))))
         common = (spread.sqrt() / whole).nan_to_num_(0.0)
         if problem.is_policy:  # the error of a ratio counts in each column
             common += self.reduce(deviation.amax(1), dist.ReduceOp.MAX)
         omitted = shares.where(shares < omits_below * self.scale * self.inverse_count, 0.0) if omits_below else None
-        eps, underflow = torch.finfo(self._dtype).eps, self._steep * smallest(self._dtype)
+        eps, underflow = torch.finfo(self._dtype).eps, self.steep * smallest(self._dtype)
         variance = (moved * deviation).square_().add_((grad * eps).square_().div_(12)).add_(underflow**2 / 4)
         shared = (moved * common[:, None]).add_(underflow / 2)
         if problem.top_k:  # other columns may get the rounding errors of a sum over the k, times their p
