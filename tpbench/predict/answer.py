@@ -76,7 +76,7 @@ def _table(answer: Answer) -> Table:
         sent, (outcome, reason) = prediction.bytes_communicated, prediction.memory(free)
         rows.append([
             prediction.label,
-            *(_cell(getattr(prediction, name), "ms") for name in (*TIMES, "communication_ms")),
+            *(_cell(getattr(prediction, name), "ms") for name in TIMES),
             TableCell(UNKNOWN) if sent is None else TableCell(f"{number(sent / 2**20)} MiB", sent),
             _cell(prediction.peak_gib, "GiB"),
             TableCell(outcome, note=reason or ""),
@@ -98,7 +98,7 @@ def _table(answer: Answer) -> Table:
     return Table(
         f"{size}: predicted from {sum(prediction.cells for prediction in answer.predictions)} cells measured on "
         f"{target.measured_on}",
-        ("variant", *TIMES, "communication_ms", "bytes_communicated", "peak_gib", "memory"),
+        ("variant", *TIMES, "bytes_communicated", "peak_gib", "memory"),
         rows,
         {"verdict": answer.first_sentence} | {name: spelled(value) for name, value in asdict(size).items()},
         [*filter(None, notes)],

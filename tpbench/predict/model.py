@@ -124,9 +124,8 @@ class Prediction:
     label: str
     size: LossSize
     time_ms: Estimate | None
-    """None: withheld, because the bandwidth of the GPU in question is not known. So are the next two."""
+    """None: withheld, because the bandwidth of the GPU in question is not known. So is the next one."""
     device_ms: Estimate | None
-    communication_ms: Estimate | None
     bytes_communicated: float | None
     """None: unknown."""
     peak_gib: Estimate
@@ -195,7 +194,7 @@ class VariantModel:
         return None if host_ms is None else device_ms + host_ms
 
     def value(self, name: str, size: LossSize, slowdown: float = 1.0) -> float | None:
-        """Return one of `TIMES` or `COUNTED`, or `communication_ms`, or None if the cells do not determine it.
+        """Return one of `TIMES` or `COUNTED`, or None if the cells do not determine it.
 
         `slowdown` multiplies times that a GPU's memory bandwidth limits.
         """
@@ -204,9 +203,6 @@ class VariantModel:
             return self.memory(count.memory)
         if name == "bytes_communicated":
             return self.sent(count.sent)
-        if name == "communication_ms":  # the part of the device time that the collectives take
-            collectives = {term: value for term, value in count.time.items() if term.startswith("collective")}
-            return (self.device(collectives, slowdown) or None) if collectives else 0.0
         if (fitted := self._fitted(name, size, slowdown)) is None:
             return None
         sizes, weights = self.left[name]
@@ -221,20 +217,16 @@ class VariantModel:
 
         `slowdown` is the memory bandwidth of the measured GPU over that of the GPU in question. None withholds times.
         """
-        values = {name: self.value(name, size, slowdown or 1.0) for name in (*TIMES, *COUNTED, "communication_ms")}
+        values = {name: self.value(name, size, slowdown or 1.0) for name in (*TIMES, *COUNTED)}
         errors = {name: self.error(name, size) for name in (*TIMES, "peak_gib")}
         if slowdown != 1.0:
             errors |= {name: math.hypot(errors[name], OTHER_GPU_ERROR) for name in TIMES}
-        # No row has the time of the collectives alone: all of the device time's error may be theirs.
-        part, whole = values["communication_ms"], values["device_ms"]
-        errors["communication_ms"] = errors["device_ms"] * (whole or math.inf) / part if part else 0.0
         errors |= {name: math.inf for name in errors if values[name] is None}
         estimates = {name: Estimate(values[name] or 0.0, error) for name, error in errors.items()}
         times = estimates if slowdown else {}
         return Prediction(
-            self.label, size, times.get("time_ms"), times.get("device_ms"), times.get("communication_ms"),
-            values["bytes_communicated"], estimates["peak_gib"], self.ran_out,
-            extrapolation_factors(self.cells, size), len(self.cells),
+            self.label, size, times.get("time_ms"), times.get("device_ms"), values["bytes_communicated"],
+            estimates["peak_gib"], self.ran_out, extrapolation_factors(self.cells, size), len(self.cells),
         )  # fmt: skip
 
 

@@ -12,13 +12,11 @@ import pandas as pd
 from tpbench.report import command_line
 from tpbench.report.analysis import changes
 from tpbench.report.analysis.changes import CellChange, CellPair, Comparison
-from tpbench.report.analysis.comparison import Ratio
 from tpbench.report.analysis.conditions import ACROSS
 from tpbench.report.analysis.metrics import counted, metric
-from tpbench.report.analysis.power import CommonFactor, Test
 from tpbench.settings import JobError, user_path
 from tpbench.suggestions import printable, unknown
-from tpbench.tables import MISSING, Document, Table, TableCell, number_cell
+from tpbench.tables import Document, Table, TableCell, number_cell
 
 BLIND = 3
 """Exit code of a comparison in which nothing got worse, but which could not have seen it."""
@@ -50,11 +48,8 @@ def main(arguments: Sequence[str]) -> int:
     if remark:
         print(f"report: {remark}", file=sys.stderr)
     comparison = changes.compare_cells(pairs, shown, options.threshold, allowed)
-    comparison = changes.with_common_factors(comparison, pairs)
-    if options.simulate is not None:
-        command_line.write(power_document(comparison, options.simulate), form, options.output)
-        return 0
-    command_line.write(comparison_document(comparison), form, options.output)
+    comparison = changes.with_common_changes(comparison, pairs)
+    command_line.write(comparison_document(comparison, options.simulate), form, options.output)
     others = [change for change in comparison.changes if change.verdict == changes.INCOMPARABLE]
     for reason, count in Counter("; ".join(change.notes) for change in others).most_common(1):
         which = f"{len(others)} of {len(comparison.changes)} cells could not be compared; {count} of them: {reason}"
@@ -66,13 +61,14 @@ def main(arguments: Sequence[str]) -> int:
     if lost:
         missing = f"{counted(len(lost), 'cell')} measured before and missing after, so this is no pass"
         print(f"report: {missing}: {printable(', '.join(lost))} (--allow-missing accepts that)", file=sys.stderr)
-    return 1 if lost or comparison.fails else BLIND if comparison.is_blind else 0
+    return 1 if lost or comparison.fails else BLIND if comparison.blind else 0
 
 
-def comparison_document(comparison: Comparison) -> Document:
+def comparison_document(comparison: Comparison, simulated: float | None = None) -> Document:
     """Return a table with a line for each cell: failures first, then by the ratio, the worst first.
 
-    A note that all compared cells have stands below the table, once. CSV has it in each line.
+    A note that all compared cells have stands below the table, once. CSV has it in each line. With a `simulated`
+    change, a column and a sentence say how likely such rows show it.
     """
     shown, worse = comparison.metric, comparison.metric.better or -1
     noted = [change.notes for change in comparison.changes if change.ratio]
@@ -81,78 +77,41 @@ def comparison_document(comparison: Comparison) -> Document:
         comparison.changes,
         key=lambda change: (not change.fails, not change.ratio, worse * (change.ratio.value if change.ratio else 0)),
     )
+    found = ["found"] * (simulated is not None)
     columns = (
-        "cell", "verdict", "ratio", "low", "high", "sees", f"before {shown.name}", f"after {shown.name}", "p",
+        "cell", "verdict", "ratio", "low", "high", "sees", *found, f"before {shown.name}", f"after {shown.name}", "p",
         "rows before", "rows after", "note",
     )  # fmt: skip
-    rows = [*map(_common_cells, [comparison] * len(comparison.common), comparison.common)]
-    rows += [_cells(change, comparison, shared) for change in ordered]
+    rows = [_cells(change, comparison, shared, simulated) for change in (*comparison.common, *ordered)]
     notes = [f"All compared cells: {printable('; '.join(shared))}."] if shared else []
+    if simulated is not None and comparison.tested:
+        more = ", ".join(f"{comparison.chance(simulated, count):.0%} with {count}" for count in MORE_ROWS)
+        notes.append(
+            f"found: how surely a change of {simulated:.3g} of the cell, or of all cells, is found; on average of a "
+            f"cell {comparison.chance(simulated):.0%}. With rows of several sweeps a side, measured in turns: {more}."
+        )
     return Document([Table("", columns, rows)], _summary(comparison), [*notes, *comparison.method()])
 
 
-def _cells(change: CellChange, comparison: Comparison, shared: Sequence[str]) -> list[TableCell | str]:
+def _cells(
+    change: CellChange, comparison: Comparison, shared: Sequence[str], simulated: float | None
+) -> list[TableCell | str]:
     kind = "bad" if change.fails else "best" if change.verdict in (changes.FASTER, changes.BETTER) else ""
     ratio, write = change.ratio, comparison.metric.write
     notes = [note for note in change.notes if note not in shared or not ratio]
+    found = comparison.test_of(change).chance(ratio, simulated) if ratio and ratio.error and simulated else None
     bounds = (ratio.value, ratio.low, ratio.high) if ratio else (None, None, None)
     return [
         printable(change.name),
         TableCell(change.verdict, kind=kind),
         *(number_cell(value, "{:.3f}".format) for value in bounds),
-        number_cell(comparison.smallest_seen(change), _change_text),
+        number_cell(comparison.smallest_seen(change), lambda seen: f"{seen:.1%}" if seen < 10 else ">1000%"),
+        *([] if simulated is None else [number_cell(found, "{:.0%}".format)]),
         *(number_cell(value, write) for value in (change.before, change.after)),
         number_cell(change.p, "{:.2g}".format),
         *(TableCell(str(count), count) for count in change.rows),
         TableCell(printable("; ".join(notes)), printable("; ".join(change.notes))),
     ]
-
-
-def _common_cells(comparison: Comparison, common: CommonFactor) -> list[TableCell | str]:
-    """Return the line of a common factor."""
-    ratio, verdict = common.ratio, comparison.verdict_on(common)
-    is_bad = verdict in (changes.SLOWER, changes.WORSE) and common is comparison.common[0]
-    return [
-        printable(common.name),
-        TableCell(verdict, kind="bad" if is_bad else ""),
-        *(number_cell(value, "{:.3f}".format) for value in (ratio.value, ratio.low, ratio.high)),
-        *[TableCell(MISSING)] * 3,
-        number_cell(ratio.p, "{:.2g}".format),
-        *[TableCell(MISSING)] * 2,
-        f"the ratio is above 1 in {common.above} of {counted(common.cells, 'cell')}",
-    ]
-
-
-def _change_text(change: float) -> str:
-    return f"{change:.1%}" if change < 10 else ">1000%"
-
-
-def power_document(comparison: Comparison, change: float) -> Document:
-    """Return how likely these rows show that a cell takes longer by a share, and how likely more rows would."""
-    cells = comparison.tested
-    if not cells:
-        raise JobError("no cell was tested, so nothing is known about its scatter")
-    tests: list[tuple[str, tuple[int | None, int | None], Test, Ratio]] = [
-        (common.name, (None, None), comparison.common_test, common.ratio) for common in comparison.common[:1]
-    ]
-    tests += [(cell.name, cell.rows, comparison.test, cell.ratio) for cell in cells if cell.ratio]
-    rows: list[list[TableCell | str]] = [
-        [
-            printable(name),
-            *(number_cell(count, "{:.0f}".format) for count in counts),
-            number_cell(test.smallest(ratio), _change_text),
-            number_cell(test.chance(ratio, change), "{:.0%}".format),
-        ]
-        for name, counts, test, ratio in tests
-    ]
-    more = ", ".join(f"{comparison.chance(change, count):.0%} with {count}" for count in MORE_ROWS)
-    sentence = (
-        f"These rows find a change of {100 * change:.3g}% in {comparison.metric.name} in "
-        f"{comparison.chance(change):.0%} of the cells that have one. With rows of several sweeps a side, measured in "
-        f"turns: {more}"
-    )
-    notes = ["found: the probability that a change of the cell, or one that all cells have in common, is found."]
-    return Document([Table("", ("cell", "rows before", "rows after", "sees", "found"), rows)], sentence, notes)
 
 
 def _summary(comparison: Comparison) -> str:
@@ -162,12 +121,12 @@ def _summary(comparison: Comparison) -> str:
     words = [", ".join(f"{count} {verdict}" for verdict, count in kind.most_common()) for kind in (compared, others)]
     sentence = f"{counted(compared.total(), 'cell')} compared in {comparison.metric.name}{words[0] and f': {words[0]}'}"
     sentence += f"; not compared: {words[1]}" if others else ""
-    if not comparison.is_blind:
+    if not comparison.blind:
         return sentence
-    wanted, seen = changes.TO_SEE * comparison.threshold, comparison.seen
+    of = counted(sum(change.ratio is not None for change in comparison.changes), "cell")
     return (
-        f"This comparison could not have seen a change of {100 * wanted:.3g}% in {seen.count(False)} of "
-        f"{counted(len(seen), 'cell')}: measure both sides several times, in turns (--simulate says how often). "
+        f"This comparison could not have seen a change of {100 * changes.TO_SEE * comparison.threshold:.3g}% in "
+        f"{len(comparison.blind)} of {of}: measure both sides several times, in turns (--simulate says how often). "
         f"{sentence}"
     )
 
@@ -253,7 +212,7 @@ def _parser() -> argparse.ArgumentParser:
     add("after", help="the same")
     add("--rows", nargs="+", default=["outputs"], metavar="PLACE", help="where the rows of sweeps are (outputs)")
     command_line.add_test(parser, 0.03)
-    simulate = "in place of verdicts, say how surely these rows show a change of this size, say 5%%"
+    simulate = "also say how surely such rows show a change of this size, say 5%%"
     add("--simulate", type=command_line.share, metavar="SHARE", help=simulate)
     add("--across", metavar="A,B", help="compare although these differ, say torch_version")
     add("--allow-missing", action="store_true", help="pass although AFTER lacks cells of BEFORE")

@@ -79,7 +79,6 @@ def test_what_the_measured_cells_do_not_determine_is_unknown():
     over_two = made([cell for cell in CELLS if cell.size.tp_size == 2])
     assert over_two.value("device_ms", Size(4096, 2)) == pytest.approx(device_ms(Size(4096, 2)))
     assert over_two.error("device_ms", Size(4096, 1)) == math.inf
-    assert over_two.value("communication_ms", Size(4096, 2)) is None
     assert over_two.value("peak_gib", Size(4096, 1)) == pytest.approx(4.096)
     one_size = fit([{"one": 1.0, "tokens": 7.0}] * 3, [2.0, 2.0, 2.0])
     assert (
@@ -103,10 +102,10 @@ def test_a_wall_time_is_the_device_time_and_a_part_of_the_host_that_does_not_dep
 
 def test_on_one_rank_nothing_is_sent():
     found = made()(Size(4096, 1))
-    assert (found.bytes_communicated, found.communication_ms.value) == (0.0, 0.0)
+    assert found.bytes_communicated == 0.0
     silent = made([each for each in CELLS if each.size.tp_size == 1])
     assert silent(Size(4096, 1)).bytes_communicated == 0.0
-    assert silent(Size(4096, 2)).bytes_communicated is None and not silent(Size(4096, 2)).communication_ms.known
+    assert silent(Size(4096, 2)).bytes_communicated is None
 
 
 def cells_of(*cells, gpu="GPU"):
@@ -130,7 +129,7 @@ def test_a_model_needs_four_sizes_of_which_one_tells_the_memory():
 
 
 def prediction(peak, error=0.0, **bounds):
-    return Prediction("v", Size(), None, None, None, None, Estimate(peak, error), **bounds)
+    return Prediction("v", Size(), None, None, None, Estimate(peak, error), **bounds)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tpbench.report.analysis import comparison, records
 from tpbench.report.analysis.comparison import Ratio, Scatter, compare, value_of
 from tpbench.report.analysis.conditions import differences, remarks, stack
 from tpbench.report.analysis.metrics import Metric
-from tpbench.report.analysis.power import SURE, CommonFactor, Test, common_factors, with_rows
+from tpbench.report.analysis.power import SURE, Test, common_ratios, with_rows
 from tpbench.report.analysis.records import Record, is_measurement, named, row_records, value_text
 from tpbench.results.current_rows import replaced_rows
 from tpbench.workloads import workloads
@@ -96,58 +96,42 @@ class Comparison:
     threshold: float
     changes: tuple[CellChange, ...] = ()
     scatter: Scatter | None = None
-    common: tuple[CommonFactor, ...] = ()
-    """The common factor of all cells, then those of hosts and runs."""
+    common: tuple[CellChange, ...] = ()
+    """The change that all cells have in common, then those of hosts and runs."""
 
     @property
     def tested(self) -> list[CellChange]:
         """The cells that were tested."""
         return [change for change in self.changes if change.p is not None]
 
-    @property
-    def test(self) -> Test:
-        """The test of a cell, whose false-alarm rate all tested cells share."""
+    def test_of(self, change: CellChange) -> Test:
+        """Return the test of a cell, or that of all cells together, for which half of the threshold counts."""
+        if change in self.common:
+            return Test(COMMON_ALPHA, self.threshold / 2)
         return Test((ALPHA - COMMON_ALPHA) / max(1, len(self.tested)), self.threshold)
 
-    @property
-    def common_test(self) -> Test:
-        """The test of the common factor, for which half of the threshold counts."""
-        return Test(COMMON_ALPHA, self.threshold / 2)
-
     def smallest_seen(self, change: CellChange) -> float | None:
-        """Return the smallest change of a cell, as a share, that would surely have been found. None: not tested."""
-        return self.test.smallest(change.ratio) if change.ratio and change.p is not None else None
+        """Return the smallest change, as a share, that would surely have been found. None: not tested."""
+        return self.test_of(change).smallest(change.ratio) if change.ratio and change.p is not None else None
 
     @property
-    def seen(self) -> list[bool]:
-        """For each cell with a ratio whether a change of `TO_SEE` thresholds would surely have been found."""
-        smallest = [self.smallest_seen(change) for change in self.changes if change.ratio]
-        return [change is not None and change <= TO_SEE * self.threshold for change in smallest]
-
-    @property
-    def is_blind(self) -> bool:
-        """True if such a change would not surely have been found in nine of ten cells."""
-        return sum(self.seen) < SURE * len(self.seen)
+    def blind(self) -> list[CellChange]:
+        """The cells in which `TO_SEE` thresholds would not surely have been found, if they are more than one of ten."""
+        cells = [change for change in self.changes if change.ratio]
+        blind = [one for one in cells if (self.smallest_seen(one) or math.inf) > TO_SEE * self.threshold]
+        return blind if len(blind) > (1 - SURE) * len(cells) else []
 
     def chance(self, change: float, rows: int | None = None) -> float:
         """Return the mean probability with which a change of one cell is found, with so many rows on each side."""
         ratios = [cell.ratio for cell in self.tested if cell.ratio]
         if rows is not None and self.scatter:
             ratios = [with_rows(ratio, rows, self.scatter.assumed) for ratio in ratios]
-        return fmean(self.test.chance(ratio, change) for ratio in ratios)
-
-    def verdict_on(self, common: CommonFactor) -> str:
-        """Return the verdict on a common factor."""
-        is_small = abs(common.ratio.value - 1) <= self.common_test.threshold
-        if (common.ratio.p or 0.0) >= COMMON_ALPHA:
-            return SAME if is_small else UNCLEAR
-        return SAME if is_small else verdict_words(self.metric)[common.ratio.value < 1]
+        return fmean(self.test_of(self.tested[0]).chance(ratio, change) for ratio in ratios)
 
     @property
     def fails(self) -> bool:
         """True if a cell, or all cells together, got worse."""
-        together = any(self.verdict_on(common) in (SLOWER, WORSE) for common in self.common[:1])
-        return together or any(change.fails for change in self.changes)
+        return any(change.fails for change in (*self.common[:1], *self.changes))
 
     def method(self) -> list[str]:
         """Return what the verdicts mean, how runs scatter, and the false-alarm rate, as sentences."""
@@ -193,12 +177,17 @@ def compare_cells(
     return replace(made, changes=tuple(concluded))
 
 
-def with_common_factors(made: Comparison, pairs: Sequence[CellPair]) -> Comparison:
-    """Return the comparison of these pairs with the common factors of the tested cells."""
-    sides = [
-        (pair.before, pair.after) for pair, change in zip(pairs, made.changes, strict=True) if change.p is not None
-    ]
-    return replace(made, common=tuple(common_factors(sides, made.metric)))
+def with_common_changes(made: Comparison, pairs: Sequence[CellPair]) -> Comparison:
+    """Return the comparison of these pairs with the changes that its tested cells have in common."""
+    tested = [pair for pair, change in zip(pairs, made.changes, strict=True) if change.p is not None]
+    above = sum(change.ratio.value > 1 for change in made.tested if change.ratio)
+    common: list[CellChange] = []
+    for name, ratio in common_ratios([(pair.before, pair.after) for pair in tested], made.metric).items():
+        found = verdict_words(made.metric)[ratio.value < 1] if (ratio.p or 0.0) < COMMON_ALPHA else UNCLEAR
+        verdict = SAME if abs(ratio.value - 1) <= made.threshold / 2 else found
+        notes = () if common else (f"above 1 in {above} of {len(tested)} cells",)
+        common.append(CellChange(name, verdict, ratio=ratio, notes=notes))
+    return replace(made, common=tuple(common))
 
 
 def _change(pair: CellPair, made: Comparison, allowed: Collection[str]) -> CellChange:

@@ -1,11 +1,11 @@
-"""What a comparison can see: the chance to find a change of a cell, and the common factor of all cells.
+"""What a comparison can see: the chance to find a change of a cell, and the ratio that all cells have in common.
 
 A change is found if its t test is significant and its ratio exceeds the threshold.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import TypeAlias
@@ -16,7 +16,7 @@ from tpbench.report.analysis.metrics import Metric
 SURE = 0.9
 """A change counts as visible if it is found with this probability."""
 FEWEST_CELLS = 5
-"""Fewest cells that have a common factor."""
+"""Fewest cells that have a common ratio."""
 _MEDIAN_ERROR = 1.4826 * math.sqrt(math.pi / 2)
 """Standard error of the median of n normal values: their median absolute deviation, times this, over the root of n."""
 
@@ -58,65 +58,43 @@ def with_rows(ratio: Ratio, rows: int, assumed: RunSpread) -> Ratio:
     return replace(ratio, error=ratio.error * math.sqrt(now / rows), freedom=assumed.freedom + 2 * rows - 2)
 
 
-@dataclass(frozen=True)
-class CommonFactor:
-    """The factor by which all cells of some rows changed."""
-
-    name: str
-    """The rows: `all cells`, those on one host, or those of one run."""
-    cells: int
-    above: int
-    """Cells with a ratio above 1."""
-    ratio: Ratio
-
-
-def common_factors(pairs: Sequence[tuple[Sequence[Row], Sequence[Row]]], shown: Metric) -> list[CommonFactor]:
-    """Return the common factor of all cells, then those of each host and of each run of the second side, if several.
+def common_ratios(pairs: Sequence[tuple[Sequence[Row], Sequence[Row]]], shown: Metric) -> dict[str, Ratio]:
+    """Return the common ratio of all cells, then those of each host and of each run of the second side, if several.
 
     `pairs` are the rows of each cell on both sides. Rows of one host are compared with those of the first side on that
-    host, or without any with all of them.
+    host, or without any with all of them. Fewer than `FEWEST_CELLS` cells have none.
     """
     seen = [(observations(before, shown), observations(after, shown)) for before, after in pairs]
     spread = Scatter.of(shown, [before for before, _ in pairs]).assumed
-    factors = [_common_factor("all cells", seen, spread)]
-    kinds: tuple[tuple[str, Callable[[Observation], str | None]], ...] = (
-        ("host", lambda row: row.host),
-        ("run", lambda row: row.run),
-    )
-    for kind, value_of in kinds:
-        values = dict.fromkeys(value_of(row) for _, after in seen for row in after)
+    groups = {"all cells": seen}
+    for kind in ("host", "run"):
+        values = dict.fromkeys(getattr(row, kind) for _, after in seen for row in after)
         for value in values if len(values) > 1 else ():
-            parts = []
-            for before, after in seen:
-                alike = [row for row in before if value_of(row) == value]
-                parts.append((alike or before, [row for row in after if value_of(row) == value]))
-            factors.append(_common_factor(f"{kind} {value}", parts, spread))
-    return [factor for factor in factors if factor]
+            parts = [[[row for row in side if getattr(row, kind) == value] for side in pair] for pair in seen]
+            groups[f"{kind} {value}"] = [
+                (alike or before, after) for (alike, after), (before, _) in zip(parts, seen, strict=True) if after
+            ]
+    return {name: _common_ratio(group, spread) for name, group in groups.items() if len(group) >= FEWEST_CELLS}
 
 
-def _common_factor(name: str, seen: Sequence[tuple[Side, Side]], spread: RunSpread) -> CommonFactor | None:
-    """Return the median ratio of some cells, or None if these are too few.
+def _common_ratio(pairs: Sequence[tuple[Side, Side]], spread: RunSpread) -> Ratio:
+    """Return the median ratio of some cells.
 
     Its error has two parts: a run as a whole may be faster than the next, and cells scatter about the median.
     """
-    seen = [(before, after) for before, after in seen if before and after]
-    if len(seen) < FEWEST_CELLS:
-        return None
-    levels = [[fmean(row.log for row in side) for side in pair] for pair in seen]
+    levels = [[fmean(row.log for row in side) for side in pair] for pair in pairs]
     logs = [after - before for before, after in levels]
     common = median(logs)
     of_cells = _MEDIAN_ERROR * median(abs(log - common) for log in logs) / math.sqrt(len(logs))
-    runs: list[list[Observation]] = []
+    sides: list[list[Observation]] = []
     for at, offset in enumerate((0.0, common)):
-        by_run: dict[str | None, list[tuple[Observation, float]]] = defaultdict(list)
-        for pair, level in zip(seen, levels, strict=True):
+        runs: dict[str | None, list[Observation]] = defaultdict(list)
+        for pair, level in zip(pairs, levels, strict=True):
             for row in pair[at]:
-                by_run[row.run].append((row, row.log - level[at]))
-        runs.append([])
-        for rows in by_run.values():
-            started, log = min(row.started for row, _ in rows), offset + fmean(rest for _, rest in rows)
-            runs[at].append(replace(rows[0][0], log=log, started=started))
+                runs[row.run].append(replace(row, log=row.log - level[at] + offset))
+        firsts = [(min(rows, key=lambda row: row.started), rows) for rows in runs.values()]
+        sides.append([replace(first, log=fmean(row.log for row in rows)) for first, rows in firsts])
     # The cells' part doesn't fall with the number of runs.
-    variance = spread.between_runs**2 + of_cells**2 / sum(1 / len(side) for side in runs)
-    before, after = ([replace(run, variance=variance) for run in side] for side in runs)
-    return CommonFactor(name, len(seen), sum(log > 0 for log in logs), tested(before, after, Scatter(spread)))
+    variance = spread.between_runs**2 + of_cells**2 / sum(1 / len(side) for side in sides)
+    before, after = ([replace(run, variance=variance) for run in side] for side in sides)
+    return tested(before, after, Scatter(spread))
