@@ -5,8 +5,8 @@ The kernel drops a lock when the last process that holds it ends: the launcher, 
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tpbench.job import Job
@@ -23,17 +23,12 @@ _EXCLUSIVE = fcntl.LOCK_EX | fcntl.LOCK_NB
 class Lease:
     """GPUs that a torchrun has until it ends. A job on a CPU has none: it may use all cores."""
 
-    gpus: tuple[str, ...] = ()
-    """The names of the GPUs in CUDA_VISIBLE_DEVICES."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the processes that use the GPUs."""
     locks: tuple[int, ...] = ()
     """Open lock files. The processes that use the GPUs inherit them, so that they keep the locks too."""
     beside_others: bool = False
     """True if another sweep had GPUs of this host when these were leased."""
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Variables of the processes that use the GPUs."""
-        return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {}
 
     def release(self) -> None:
         """Make the GPUs free again."""
@@ -51,7 +46,8 @@ def lease(job: Job) -> Lease | None:
         os.close(locks[name])
     if len(chosen) < count:
         return None
-    return Lease(tuple(chosen), tuple(locks[name] for name in chosen), beside_others=len(locks) < len(gpus))
+    variables = {"CUDA_VISIBLE_DEVICES": ",".join(chosen)} if chosen else {}
+    return Lease(variables, tuple(locks[name] for name in chosen), beside_others=len(locks) < len(gpus))
 
 
 def _lock(uuid: str) -> int | None:
