@@ -34,7 +34,8 @@ def environment() -> dict[str, str]:
 
 def last_of_each(arguments: Sequence[str]) -> list[str]:
     """Return a command line with the last argument for each NAME=, so that tests can change lines of others."""
-    return list({word.partition("=")[0].lstrip("+") if "=" in word else word: word for word in arguments}.values())
+    names = [word.partition("=")[0].lstrip("+") if "=" in word else "" for word in arguments]
+    return [word for at, word in enumerate(arguments) if not names[at] or names[at] not in names[at + 1 :]]
 
 
 def tpbench(
