@@ -68,12 +68,14 @@ class Oracle(LossOracle):
 
     def limits(self) -> dict[str, float]:
         problem = self.problem
-        policy = 4 if problem.is_policy else 1
-        limits = {"loss_error": LOSS_TOLERANCE[problem.dtype] * self.steep * policy}
+        # Of a policy, a ratio's relative error: its logarithm may be wrong by two roundings of logits below 32.
+        of_ratio = math.expm1(16 * torch.finfo(self._dtype).eps * self.scale) if problem.is_policy else 0.0
+        loss = LOSS_TOLERANCE[problem.dtype] * self.steep * (4 if problem.is_policy else 1)
+        limits = {"loss_error": max(loss, of_ratio)}
         if problem.entropy:
             limits["entropy_error"] = ENTROPY_TOLERANCE[problem.dtype] * self.steep
         if problem.trains:
-            gradient = GRADIENT_TOLERANCE[problem.dtype] * self.steep
+            gradient = max(GRADIENT_TOLERANCE[problem.dtype] * self.steep, of_ratio)
             limits |= {"hidden_grad_error": gradient, "weight_grad_error": 4 * gradient}
         return limits
 

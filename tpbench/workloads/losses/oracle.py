@@ -39,7 +39,7 @@ class LossOracle(ABC):
         logits."""
         self.problem, self.shard, self.scale = problem, shard, problem.scale
         # Rounded logits are wrong in proportion to their scale. Errors of fp32 have room for a scale of 4.
-        self.steep = max(1.0, problem.largest_scale / (4 if problem.rounded_to == "float32" else 1))
+        self.steep: float = max(1.0, problem.largest_scale / (4 if problem.rounded_to == "float32" else 1))
         self.labels = labels = shard.target if problem.from_labels else None
         self.top = shard.target if isinstance(shard.target, TopK) else None
         self.counts = torch.ones(problem.tokens, dtype=torch.bool, device=shard.device)
