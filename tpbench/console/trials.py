@@ -8,7 +8,6 @@ import tempfile
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import pandas as pd
 
@@ -20,7 +19,7 @@ from tpbench.results.read import load
 from tpbench.settings import JobError, user_path
 from tpbench.suggestions import printable, unknown
 from tpbench.tables import aligned_lines
-from tpbench.workloads import Workload, workloads
+from tpbench.workloads import workloads
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -43,37 +42,11 @@ def main(arguments: Sequence[str]) -> int:
     if fixed:
         only = f"leave out {' '.join(fixed)}: it runs every variant on tiny shapes and writes to a temporary folder"
         parser.error(f"{only}; a sweep of one variant checks it, too: -m variant=NAME")
-    gpus = machine.gpu_count()
     names = parser.parse_args(words).workload or list(workloads())
-    return _test([_outside(name, gpus) or _of_workload(name, gpus) for name in names], gpus, overrides)
-
-
-class Trial(NamedTuple):
-    """Variants of a workload that are tested together."""
-
-    workload: Workload
-    entries: Sequence[Entry]
-    """The variants by their names in rows."""
-    arguments: Sequence[str]
-    """The problems that they run, and the variant if it is of a file."""
-
-
-def _of_workload(name: str, gpus: int) -> Trial:
-    """Return all variants of a workload on its tiny shapes. Raises JobError if there is no such workload."""
-    if name not in workloads():
-        raise JobError(unknown("workload", name, workloads()))
-    (_, entries), (_, shapes) = sections_of(name, gpus)
-    return Trial(workloads()[name], entries, [f"shape={','.join(each.name for each in shapes if 'tiny' in each.name)}"])
-
-
-def _outside(name: str, gpus: int) -> Trial | None:
-    """Return the variant of a user's file, or None for another name."""
-    if (variant := find_outside(name)) is None:
-        return None
-    workload = variant.of_workload
-    runs = availability(variant.variant, gpus, workload.option_defaults)
-    problem = ["tp_size=2"] if workload.definition else _of_workload(workload.name, gpus).arguments
-    return Trial(workload, [Entry(variant.name, "", runs)], [*problem, f"variant={name}"])
+    for name in names:
+        if name not in workloads() and find_outside(name) is None:
+            raise JobError(unknown("workload", name, workloads()))
+    return _test(names, overrides)
 
 
 def _sweep(*arguments: str) -> int:
@@ -82,16 +55,26 @@ def _sweep(*arguments: str) -> int:
     return subprocess.run([sys.executable, "-m", "tpbench", "-m", *last.values()], stdout=sys.stderr).returncode
 
 
-def _test(trials: Sequence[Trial], gpus: int, overrides: Sequence[str]) -> int:
+def _test(names: Sequence[str], overrides: Sequence[str]) -> int:
+    """Test the variants of workloads, or of users' files. Print a line for each, and return the exit code."""
+    gpus = machine.gpu_count()
     folder = tempfile.mkdtemp(prefix="tpbench-test-")
     lines: list[list[str]] = []
-    for number, (workload, entries, arguments) in enumerate(trials):
+    for number, name in enumerate(names):
+        outside = find_outside(name)
+        workload = outside.of_workload if outside else workloads()[name]
+        problem, entries = "tp_size=2", list[Entry]()
+        if not workload.definition:
+            (_, entries), (_, shapes) = sections_of(workload.name, gpus)
+            problem = f"shape={','.join(shape.name for shape in shapes if 'tiny' in shape.name)}"
+        if outside:
+            entries = [Entry(outside.name, "", availability(outside.variant, gpus, workload.option_defaults))]
         missing = {entry.name: entry.availability for entry in entries if entry.availability.startswith("no")}
-        variants = ",".join(entry.name for entry in entries if entry.name not in missing)
+        variants = name if outside else ",".join(entry.name for entry in entries if entry.name not in missing)
         sizes = ["tp_size=1", "dp_size=1"] if gpus == 1 else []
         quick = ["steps=4"] if workload.scheduled is True else ["measure=quick", "time_budget_s=0", "min_iterations=1"]
         output_dir = Path(folder, str(number))
-        line = [*arguments, *sizes, *quick, "reuse=true", f"output_dir={output_dir}", *overrides]
+        line = [problem, *sizes, *quick, "reuse=true", f"output_dir={output_dir}", *overrides]
         code = _sweep(f"variant={variants}", *line)
         if not (output_dir / "rows").is_dir():  # the sweep was refused, and has said why, or it was a dry run
             shutil.rmtree(folder)
@@ -101,8 +84,7 @@ def _test(trials: Sequence[Trial], gpus: int, overrides: Sequence[str]) -> int:
             ran = rows.loc[rows["status"] != "skipped", "variant"]
             alone = [] if sizes else sorted({*rows["variant"]} - {*ran})
             if alone:  # some are for one GPU
-                names = [text for text in arguments if text.startswith("variant=")] or [f"variant={','.join(alone)}"]
-                _sweep(*line, *names, "tp_size=1", "dp_size=1")
+                _sweep(f"variant={name if outside else ','.join(alone)}", *line, "tp_size=1", "dp_size=1")
                 rows = load(output_dir)
         for entry in entries:
             result, error, reason = _result(rows[rows["variant"] == entry.name], missing.get(entry.name))

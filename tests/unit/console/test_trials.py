@@ -7,6 +7,7 @@ import pytest
 
 from tpbench.console import information, trials
 from tpbench.measure import machine
+from tpbench.outside.variant import OutsideVariant
 from tpbench.results.write import write_row
 
 OK = {"status": "ok", "grad_error": 0.002}
@@ -41,6 +42,22 @@ def test_each_variant_of_a_workload_passes_fails_or_did_not_run(
     assert lines["pytorch_tp_manual"] == "FAIL grad_error 1"
     assert lines["torch_loss_parallel"] == "pass 2.0e-03 with tp_size=1"
     assert lines["pytorch_gather"] == "FAIL no row: see the messages above"
+
+
+def test_a_variant_of_a_file_is_tested_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def sweep(*arguments: str) -> int:
+        values = dict(argument.split("=", 1) for argument in arguments)
+        assert (values["variant"], values["shape"]) == ("folder/my.py:f", "tiny_tp2")
+        write_row({"workload": "entropy_loss", "variant": "my.py:f", **OK}, values["output_dir"], "a")
+        return 0
+
+    variants = {"folder/my.py:f": OutsideVariant("my.py:f")}
+    monkeypatch.setattr(trials, "find_outside", variants.get)
+    monkeypatch.setattr(trials, "_sweep", sweep)
+    assert information(["test", "folder/my.py:f"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == ["entropy_loss", "my.py:f", "pass", "2.0e-03"]
 
 
 def test_a_sweep_that_was_refused_is_no_verdict_on_variants(

@@ -127,6 +127,7 @@ def test_fields_that_are_text_take_what_was_typed(folder: Path) -> None:
 def test_a_file_declares_fields_variants_and_columns(folder: Path) -> None:
     assert rewritten(["-m", "variant=my_op.py:copies", "delay_ms=1,2"])[3:] == ["shape=my_copy"]
     assert {"tokens", "delay_ms", "how", "seed"} <= command_line_names()
+    assert rewritten(["variant=my_op.py:all"])[0] == "variant=my_op.py:copies"
     job = parsed(["delay_ms"], delay_ms="2", output_dir="rows")
     assert str(job) == "my_op.py:copies tokens=8 delay_ms=2 how=plain tp_size=2"
     with pytest.raises(JobError, match=r"no field of my_copy is called delay, did you mean delay_ms\?"):
