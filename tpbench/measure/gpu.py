@@ -64,10 +64,9 @@ class ClockWatch:
         return columns | {"throttle_reasons": " ".join(names) or "none"}
 
     def _has_work(self, handle: Any) -> bool:
-        """Return whether another GPU has processes, which NVML may not name in a container, or computes."""
+        """Return whether another GPU computes. A process that only holds it, such as a notebook, disturbs nothing."""
         utilization = self._ask("DeviceGetUtilizationRates", handle)
-        busy = utilization is not None and utilization.gpu > 0
-        return busy or bool(self._ask("DeviceGetComputeRunningProcesses", handle))
+        return utilization is not None and utilization.gpu > 0
 
     def _violations_ns(self) -> dict[str, int]:
         """Return for each reason the time in ns during which it has lowered the clocks, where NVML counts it."""

@@ -24,8 +24,8 @@ class FakeNvml:
         """`unknown`: calls that the GPU does not know."""
         self.unknown = unknown
         self.violations_ns: dict[int, int] = {}
-        self.busy: dict[str, tuple[int, list[int]]] = {}
-        """By GPU its utilization and its processes."""
+        self.busy: dict[str, int] = {}
+        """The utilization of each GPU."""
 
     def __getattr__(self, name: str) -> object:
         return getattr(pynvml, name)  # constants
@@ -45,10 +45,7 @@ class FakeNvml:
         return handle
 
     def nvmlDeviceGetUtilizationRates(self, handle: str) -> SimpleNamespace:
-        return SimpleNamespace(gpu=self.busy.get(handle, (0, []))[0])
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[int]:
-        return self.busy.get(handle, (0, list[int]()))[1]
+        return SimpleNamespace(gpu=self.busy.get(handle, 0))
 
     def nvmlDeviceGetClockInfo(self, handle: object, kind: int) -> int:
         self._called("nvmlDeviceGetClockInfo")
@@ -120,13 +117,12 @@ def test_reasons_are_those_of_the_watched_time(
     ("busy", "beside"),
     [
         ({}, False),
-        ({"GPU-abc": (99, [1]), "GPU-bc": (99, [1])}, False),  # the job's own GPUs
-        ({"GPU-c": (3, [])}, True),  # NVML names no processes of other containers
-        ({"GPU-c": (0, [77])}, True),
+        ({"GPU-abc": 99, "GPU-bc": 99}, False),  # the job's own GPUs
+        ({"GPU-c": 3}, True),
     ],
 )
 def test_work_on_a_gpu_that_the_job_does_not_have_is_noted(
-    busy: dict[str, tuple[int, list[int]]], beside: bool, context: Context, monkeypatch: pytest.MonkeyPatch
+    busy: dict[str, int], beside: bool, context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watch, nvml = fake_watch(monkeypatch, SimulatedTime())
     with watch:
