@@ -96,7 +96,8 @@ class _LossModule(torch.nn.Module):
         learns = _learning(given)
         _refuse_learning(targets)
         of_kernels = ("row_weight", "temperature", *(() if self.options.objective else checks.POLICY_TENSORS))
-        rows.update({name: rows[name].float() for name in of_kernels if isinstance(rows.get(name), Tensor)})
+        for name in rows.keys() & of_kernels:
+            rows[name] = rows[name].float() if isinstance(rows[name], Tensor) else rows[name]
         return learns
 
     def local(self, name: str, value: Any, dimension: int) -> Any:
@@ -220,12 +221,13 @@ class EntropyLoss(_LossModule):
     ) -> tuple[Tensor, tuple[Tensor | None, ...], float]:
         """Return the loss, the gradients of logits and target, and the factor that the gradient contains."""
         settings = self.arguments(rows)
-        stored_scale = self.stored_scale(len(logits), logits.dtype) if learns else 1.0
+        stored_scale = self.stored_scale(logits.shape[0], logits.dtype) if learns else 1.0
         if stored_scale != 1.0:
             settings["grad_scale"] = self.options.grad_scale * stored_scale
         grad: Any = "none" if not learns else "in_place" if self.in_place else "new"
         result = entropy_loss(logits, target, grad=grad, **settings)
-        self.metrics, self.correct = result.metrics, result.correct
+        if self.text is None:  # other modules have none of the two
+            self.metrics, self.correct = result.metrics, result.correct
         return result.loss, (result.grad, None), stored_scale
 
     def stored_scale(self, rows: int, dtype: torch.dtype) -> float:
