@@ -13,7 +13,6 @@ from torch import Tensor
 from triton import JITFunction, knobs
 from triton.compiler import CompiledKernel
 from triton.runtime import driver
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 INTERPRETED: bool = knobs.runtime.interpret
 """True if the kernels run in Triton's interpreter: TRITON_INTERPRET was 1 when triton was imported."""
@@ -55,7 +54,7 @@ class CachedLaunch:
         """Queue the kernel on the current stream of the current device.
 
         Args:
-            pointers: tensors, descriptors of tensors, None, or named tuples of tensors.
+            pointers: tensors, None, or named tuples of tensors.
             integers: may contain named tuples of integers.
             floats: a named tuple is one argument of the kernel.
             varying: integers at the end. The kernel lists them in `do_not_specialize`, so one compiled kernel serves
@@ -85,13 +84,11 @@ class CachedLaunch:
 
 
 def _kind_of_pointer(pointer: Any) -> Any:
-    """Return what Triton specialises a kernel for. The address and the shape of a descriptor are usual arguments."""
+    """Return what Triton specialises a kernel for."""
     if pointer is None:
         return None
     if isinstance(pointer, Tensor):
         return pointer.dtype, pointer.data_ptr() % 16 == 0
-    if isinstance(pointer, TensorDescriptor):
-        return pointer.base.dtype, *pointer.block_shape
     return tuple([None if element is None else _kind_of_pointer(element) for element in pointer])
 
 

@@ -10,11 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.kernels import LABEL_LOSSES, KernelLoss, checks
+from tpbench.kernels import KernelLoss, checks
 from tpbench.kernels.distributed import gather_by_rank
 from tpbench.kernels.launch_rows import launch_rows
 from tpbench.kernels.linear.chunks import HiddenStates, WeightGradient, chunks_of, multiply
-from tpbench.kernels.linear.statistics import LossesOfLabels, is_supported
 from tpbench.kernels.row_loss import (
     KernelTarget,
     LaunchRecord,
@@ -43,8 +42,7 @@ class LinearLaunchRecord:
     chunk_rows: int
     """Rows of a chunk; the last one may have fewer."""
     workspace_gib: float
-    """Memory for the logits of a chunk, which their gradient overwrites, and for its target logits. If no logits are
-    stored: for the statistics of their tiles."""
+    """Memory for the logits of a chunk, which their gradient overwrites, and for its target logits."""
     rows: LaunchRecord | None
     """The kernels of the first chunk's loss. None for no rows."""
     bytes_sent: int
@@ -117,9 +115,6 @@ def linear_entropy_loss(
     3. gradient of hidden = logits' gradient @ weight; its sum over ranks starts, and runs beside the next products
     4. gradient of weight += logits' gradient.T @ hidden.
 
-    Without gradients, losses of labels need only statistics of each row. On Hopper GPUs, in bf16 and fp16, the kernel
-    of the product stores these, and no logits.
-
     The logits and their gradient are rounded to the dtype of the factors, as by `torch.nn.functional.linear`. Results
     for other chunk sizes differ by the rounding of the products only. Each chunk rounds the sum of a weight gradient in
     bf16; a `weight_grad` in fp32 avoids that.
@@ -141,9 +136,8 @@ def linear_entropy_loss(
             Megatron's main_grad. None: the gradient gets new memory in the weight's dtype.
         hidden_sharded: the rows of hidden are sharded over the group. Chunks are gathered, and their gradients are
             reduce-scattered. Otherwise gradients are all-reduced.
-        workspace_gib: bound of the memory for logits and target logits of a chunk, or for the statistics that replace
-            them, for evenly split vocabularies. A small value means small chunks, of at least one row. "auto" means
-            0.5 GiB, but at least 1024 rows.
+        workspace_gib: bound of the memory for logits and target logits of a chunk, for evenly split vocabularies. A
+            small value means small chunks, of at least one row. "auto" means 0.5 GiB, but at least 1024 rows.
 
     A row that does not count contributes nothing, unless its hidden states are not finite: then 0 * inf makes the
     weight's gradient NaN, as in torch.
@@ -181,15 +175,9 @@ def linear_entropy_loss(
         whole = gather_by_rank(hidden.contiguous(), group, shards).flatten(0, 1)
         result = linear_entropy_loss(**{**arguments, "hidden": whole, "hidden_sharded": False})
         return result if result.grad_hidden is None else replace(result, grad_hidden=result.grad_hidden[part].clone())
-    given = (hidden, weight, bias, kernels_target, shards, workspace_gib)
-
-    main: _WithLogits | LossesOfLabels
-    of_labels = options.loss in LABEL_LOSSES and options.label_smoothing == 0 and options.objective is None
-    of_labels = of_labels and numbers.row_temperature is None
-    if of_labels and not inputs and len(hidden) and is_supported(hidden):
-        main = LossesOfLabels(*given, loss_of_row)
-    else:
-        main = _WithLogits(*given, loss_of_row, weight_grad, inputs, sequence_lengths)
+    main = _WithLogits(
+        hidden, weight, bias, kernels_target, shards, workspace_gib, loss_of_row, weight_grad, inputs, sequence_lengths
+    )  # fmt: skip
     in_order, in_rows = main.chunks.in_order, main.chunks.in_rows
     rows = Rows.of_call(loss_of_row, n_rows, device, RowInputs(*map(in_order, numbers)), divisor)
     if rows.count and rows.inverse_count is None:
