@@ -80,18 +80,14 @@ def compiled(problem: LinearLoss, shard: Shard) -> Step:
     return step_of_mean(problem, shard, torch.compile(mean_loss, fullgraph=True, dynamic=False))
 
 
-def differentiated(
-    problem: LinearLoss, shard: Shard, losses_of: Callable[[Tensor, Tensor], Losses], *, is_summed: bool = False
-) -> Output:
+def differentiated(problem: LinearLoss, shard: Shard, losses_of: Callable[[Tensor, Tensor], Losses]) -> Output:
     """Return the losses of (hidden, weight) and, for training, the gradients of the mean loss, or of `objective`.
 
-    The hidden states' gradient is summed over the ranks here, unless autograd's is already (`is_summed`).
+    The hidden states' gradient is summed over the ranks here.
     """
     factors = shard.hidden, shard.weight
     losses, grads = formulas.differentiated(factors, losses_of, partial(objective, shard), trains=problem.trains)
-    if grads and not is_summed:
-        grads = summed(grads[0], shard), grads[1]
-    return Output(*losses, *grads)
+    return Output(*losses, *((summed(grads[0], shard), grads[1]) if grads else ()))
 
 
 def objective(shard: Shard, loss: Tensor, logprob: Tensor | None, entropy: Tensor | None) -> Tensor:
