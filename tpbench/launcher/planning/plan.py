@@ -201,12 +201,10 @@ class OtherHost(ThisHost):
     """A host with other GPUs, for `dry_run=true`."""
 
     gpu: str = ""
-    """A GPU of datasheets: `tpbench.predict.cells.KNOWN_GPUS`."""
+    """A GPU of datasheets: `machine.KNOWN_GPUS`."""
 
     def memory_gib(self) -> tuple[float | None, float | None]:
-        from tpbench.predict.cells import KNOWN_GPUS  # with pandas
-
-        return KNOWN_GPUS[self.gpu][0], None
+        return machine.KNOWN_GPUS[self.gpu][0], None
 
 
 def skip_reason(job: Job, target: PlanningTarget) -> str | None:
