@@ -212,9 +212,11 @@ def row_tensors(given: Options, inputs: RowInputs, rows: int, device: torch.devi
             if name not in named:
                 raise TypeError(f"{name} must be a tensor for loss='policy'{' with kl_weight' * (name[0] == 'r')}")
     one_pass = given.algorithm not in ("auto", "two_kernels") or given.exchange == "symmetric"
-    if one_pass and (given.loss == "jsd" or given.objective is not None):
+    if one_pass and given.objective is not None:
         needs = f"loss={given.shown_loss} needs algorithm='two_kernels' or 'auto'"
         raise ValueError(f"{needs}, and exchange='nccl' or 'auto'")
+    if given.loss == "jsd" and given.algorithm == "two_reads":
+        raise ValueError("loss='jsd' needs algorithm='two_kernels', 'one_read' or 'auto'")
 
 
 def divisor(given: Options, value: Any, device: torch.device) -> None:

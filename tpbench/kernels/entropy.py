@@ -138,8 +138,8 @@ def entropy_loss(
         row_inputs, sequence_lengths: of a function as the loss only. The tensors of rows that it takes, by name, (rows,
             ...) of any dtype, and the lengths of the sequences that it needs whole, in the order of rows.
         divisor: a number or a 0-dim tensor, for reduction="sum". It divides the loss and, in fp32, the gradient.
-        beta: the weight of q in the mixture of loss="jsd", above 0 and below 1. The mixture needs both softmaxes: three
-            kernels read the logits, with an exchange after the first and the second.
+        beta: the weight of q in the mixture of loss="jsd", above 0 and below 1. The mixture needs both softmaxes, so
+            ranks exchange numbers of a row twice.
         block_cap: the largest column block of a kernel, a power of two; a block has at least 16 bytes for each thread.
             "auto" takes the fastest measured one (`block_caps`). Nothing is tuned in the call, and all ranks choose the
             same.
@@ -153,10 +153,10 @@ def entropy_loss(
               the whole GPU until all ranks have answered, and a collective that only one rank started would block it.
             - "auto": symmetric if the ranks are GPUs of one machine that reach each other's memory, else nccl.
 
-            Two kernels run, for any exchange, with jsd, a function as the loss, label_smoothing, softcap, entropies, a
-            grad to accumulate into, targets of another dtype, very long rows, or a rank with far more columns than its
-            share. If vocab_start and vocab_size are given, ranks do not know each other's columns, and such a rank
-            raises.
+            Two kernels run, for any exchange, with a function as the loss, temperatures of rows, a grad to accumulate
+            into, a softcap above 64, an entropy or a softcap against a `TopK`, targets of another dtype, very long
+            rows, or a rank with far more columns than its share. For jsd they are three. `how` says what ran. If
+            vocab_start and vocab_size are given, ranks do not know each other's columns, and such a rank raises.
         algorithm: the kernels.
 
             - "two_reads": one kernel whose programs read their row twice, for its statistics and for its gradient. On

@@ -16,6 +16,8 @@ from tpbench.kernels.two_pass import launch as two_pass
 
 MOST_TOP_K = 256
 """Most columns of a teacher's top k in a one-pass kernel, which holds them in registers."""
+SOFTCAPS = 1e-30, 64.0
+"""The least and the largest softcap of a one-pass kernel. Small logits under a larger cap would lose precision."""
 
 
 def launch_rows(loss: RowLoss, logits: Tensor, target: KernelTarget, rows: Rows) -> LaunchRecord:
@@ -38,23 +40,35 @@ def _one_pass(
     loss: RowLoss, peers: symmetric.PeerWorkspace | None, logits: Tensor, target: KernelTarget, rows: Rows
 ) -> LaunchRecord | str:
     """Launch the kernel that reads each logit once, or return the reason why none can do it."""
-    if loss.wants_entropy or rows.accumulate or loss.label_smoothing or loss.softcap or loss.target_softcap:
-        return "it has no label_smoothing, no softcap, no entropy, and accumulates into no tensor"
+    if rows.accumulate:
+        return "it accumulates into no tensor"
+    caps = [cap or 0.0 for cap in (loss.softcap, loss.target_softcap)]
+    if any(cap and not SOFTCAPS[0] <= cap <= SOFTCAPS[1] for cap in caps):
+        return "a softcap must be from {:g} to {:g} for the precision of its formula".format(*SOFTCAPS)
+    if loss.top[0] and (loss.wants_entropy or any(caps)):
+        return "it has no softcap and no entropy against a teacher's top k"
     if rows.inputs.row_temperature is not None:
         return "it has one temperature for all rows"
     if loss.top[0] > MOST_TOP_K:
         return f"it has room for {MOST_TOP_K} columns of a teacher's top k"
+    reduce = rows.total is not None and rows.inverse_count is None
     of_target = form(target if isinstance(target, Tensor) else target.indices)
     prepared = prepare(
         form(logits), of_target, None if rows.grad is None else form(rows.grad), logits.device.index, loss.vocabulary,
-        loss=loss.formula, ignore_index=loss.ignore_index, reduce=rows.total is not None, count=rows.count,
-        z_loss=loss.z_loss > 0, block_cap=loss.block_cap, top=loss.top,
+        loss=loss.formula, ignore_index=loss.ignore_index, reduce=reduce, count=rows.count,
+        z_loss=loss.z_loss > 0, block_cap=loss.block_cap, smoothed=loss.label_smoothing > 0,
+        entropy=rows.outputs.entropy is not None,
+        entropy_grad=loss.entropy_weight != 0.0 or rows.inputs.entropy_grad is not None, softcap=caps[0],
+        target_softcap=caps[1], beta=loss.beta if loss.loss == "jsd" else 0.0, top=loss.top,
     )  # fmt: skip
     if isinstance(prepared, str):
         return prepared
     launch = OnePassLaunch(prepared, peers, logits.device, loss.scales(rows, unit=math.log(2.0)))
     with launching(logits.device):
-        kernel = launch(logits, target, rows.grad, rows.inputs, rows.outputs, rows.total, rows.inverse_count)
+        total = rows.total if reduce else None
+        kernel = launch(logits, target, rows.grad, rows.inputs, rows.outputs, total, rows.inverse_count)
+    if not reduce:
+        two_pass.reduced(rows, rows.inverse_count)
     relaunch = launch if rows.inverse_count is None else None
     return LaunchRecord("one_read", prepared.tiling.block, prepared.bytes_sent, (kernel,), relaunch)
 

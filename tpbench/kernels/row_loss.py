@@ -247,7 +247,7 @@ class RowLoss(Options):
         if loss in ("logprob", "policy"):  # the temperature is that of the logits
             temperature = 1.0 if isinstance(options.temperature, Tensor) else options.temperature
             changes |= {"logits_scale": options.logits_scale / temperature, "temperature": 1.0}
-        if loss == "jsd" or options.objective is not None:
+        if options.objective is not None:
             changes["algorithm"] = "two_kernels"
         vocabulary = Vocabulary.of_shard(options, columns, device, name)
         return cls(**{**vars(options), **changes}, vocabulary=vocabulary)
@@ -278,7 +278,8 @@ class RowLoss(Options):
 
     @property
     def two_pass_algorithm(self) -> Literal["two_reads", "two_kernels"]:
-        return "two_kernels" if self.algorithm == "two_kernels" or self.vocabulary.world_size > 1 else "two_reads"
+        several = self.algorithm == "two_kernels" or self.vocabulary.world_size > 1 or self.loss == "jsd"
+        return "two_kernels" if several else "two_reads"
 
     def scales(self, rows: Rows, unit: float = 1.0) -> Scales:
         """Return the factors that kernels receive. unit: of exponents, in nats."""

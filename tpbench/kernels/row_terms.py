@@ -199,6 +199,12 @@ def shifted(state, weight, weight_t, shift, shift_t, SPEC: tl.constexpr):
         return weigh(weight, state.a + state.s * (shift - shift_t))
 
 
+def numbers_in_state(spec: Any) -> int:
+    """Return the length of `numbers_of`. spec: the constants of a kernel."""
+    target_numbers = 5 if spec.SMOOTHED or spec.LOSS != "cross_entropy" else 3
+    return int((6 if spec.TOP_K else target_numbers) + spec.ENTROPY)
+
+
 @triton.jit
 def numbers_of(state, SPEC: tl.constexpr):
     """The numbers of a state that the loss needs, in the order in which kernels store them."""
@@ -229,6 +235,46 @@ def state_of(numbers, SPEC: tl.constexpr):
         return State(m, s, numbers[2], s, numbers[3], numbers[4], h, m, s)
     else:
         return State(m, s, numbers[2], s, s, s, h, m, s)
+
+
+@triton.jit
+def merge_two(one, two, EXP: tl.constexpr, SPEC: tl.constexpr):
+    """Merge the states of two disjoint sets of columns.
+
+    The merge is not associative in the last bit, so the caller must keep one order. EXP: the exponential function in
+    the unit of the states. States of threads have any x_label and any numbers of a top k.
+    """
+    m = tl.maximum(one.m, two.m)
+    r = reference(m)
+    w_1 = EXP(one.m - r)
+    w_2 = EXP(two.m - r)
+    s = one.s * w_1 + two.s * w_2
+    h = one.h
+    if SPEC.ENTROPY:
+        h = weigh(w_1, one.h + one.s * (reference(one.m) - r)) + weigh(w_2, two.h + two.s * (reference(two.m) - r))
+    if SPEC.TOP_K:
+        m_k = tl.maximum(one.m_k, two.m_k)
+        r_k = reference(m_k)
+        wk_1 = EXP(one.m_k - r_k)
+        wk_2 = EXP(two.m_k - r_k)
+        a_1 = shifted(one, wk_1, wk_1, reference(one.m_k) - r_k, 0.0, SPEC)
+        a_2 = shifted(two, wk_2, wk_2, reference(two.m_k) - r_k, 0.0, SPEC)
+        return state_of((m, s, m_k, one.s_k * wk_1 + two.s_k * wk_2, one.s_t + two.s_t, a_1 + a_2, h), SPEC)
+    elif SPEC.LOSS == "cross_entropy":
+        s_t = one.s_t
+        a = one.a
+        if SPEC.SMOOTHED:
+            s_t = one.s_t + two.s_t
+            a = (one.a + one.s_t * (reference(one.m) - r)) + (two.a + two.s_t * (reference(two.m) - r))
+        return state_of((m, s, one.x_label + two.x_label, s_t, a, h), SPEC)
+    else:
+        m_t = tl.maximum(one.m_t, two.m_t)
+        r_t = reference(m_t)
+        wt_1 = EXP(one.m_t - r_t)
+        wt_2 = EXP(two.m_t - r_t)
+        a_1 = shifted(one, w_1, wt_1, reference(one.m) - r, reference(one.m_t) - r_t, SPEC)
+        a_2 = shifted(two, w_2, wt_2, reference(two.m) - r, reference(two.m_t) - r_t, SPEC)
+        return state_of((m, s, m_t, one.s_t * wt_1 + two.s_t * wt_2, a_1 + a_2, h), SPEC)
 
 
 @triton.jit

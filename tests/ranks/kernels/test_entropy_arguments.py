@@ -81,8 +81,8 @@ def test_one_read_needs_cuda() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_an_algorithm_asked_for_by_name_is_not_replaced() -> None:
-    with pytest.raises(ValueError, match="algorithm='one_read' cannot do this: it has no label_smoothing"):
-        entropy_loss(LOGITS, LABELS, algorithm="one_read", label_smoothing=0.1)
+    with pytest.raises(ValueError, match="algorithm='one_read' cannot do this: it accumulates into no tensor"):
+        entropy_loss(LOGITS, LABELS, algorithm="one_read", grad=torch.zeros_like(LOGITS))
     with pytest.raises(ValueError, match="whole 16-byte vectors"):
         entropy_loss(LOGITS[:, 1:], LABELS, algorithm="one_read")
 

@@ -17,10 +17,12 @@ from tpbench.kernels.row_loss import RowInputs, RowOutputs, Scales, TopTarget, V
 from tpbench.kernels.symmetric import Workspace
 
 
-def compile_kernel(loss: str, columns: int, world_size: int, top_loss: str = "") -> tuple[str, str, int]:
+def compile_kernel(
+    loss: str, columns: int, world_size: int, top_loss: str = "", **options: Any
+) -> tuple[str, str, int]:
     """Compile the kernel of a call with 64 rows. Returns its name, its PTX and its bytes of shared memory.
 
-    top_loss: a loss against a teacher's top 64.
+    top_loss: a loss against a teacher's top 64. options: of `prepare`.
     """
     x = Form((64, columns), (columns, 1), torch.bfloat16, 0)
     target = Form((64,), (1,), torch.int64, 0) if loss == "cross_entropy" else x
@@ -30,6 +32,7 @@ def compile_kernel(loss: str, columns: int, world_size: int, top_loss: str = "")
         prepared = prepare(
             x, target, x, 0, Vocabulary(0, columns * world_size, columns, None, world_size, 0), loss=loss,
             ignore_index=-100, reduce=True, count=loss == "cross_entropy", z_loss=False, block_cap="auto", top=top,
+            **options,
         )  # fmt: skip
         assert isinstance(prepared, Prepared), prepared
         logits, row_loss = torch.zeros(8, dtype=torch.bfloat16), torch.zeros(2)
@@ -38,21 +41,25 @@ def compile_kernel(loss: str, columns: int, world_size: int, top_loss: str = "")
         launch_once = OnePassLaunch(
             prepared, Workspace(logits.device), logits.device, Scales(*len(Scales._fields) * (1.0,))
         )
-        inputs = RowInputs(row_weight=row_loss if world_size > 1 else None)
+        inputs = RowInputs(
+            row_weight=row_loss if world_size > 1 else None,
+            entropy_grad=row_loss if "entropy_grad" in options else None,
+        )
         launch_once(logits, labels, logits, inputs, RowOutputs(row_loss), row_loss)
-    options = {name: value for name, value in prepared.kernel.constants.items() if name != "SPEC"}
-    compiled = compile_for(gpu.compiled[-1].src, target=GPUTarget("cuda", 90, 32), options=options)
+    launched = {name: value for name, value in prepared.kernel.constants.items() if name != "SPEC"}
+    compiled = compile_for(gpu.compiled[-1].src, target=GPUTarget("cuda", 90, 32), options=launched)
     return prepared.kernel.kernel.__name__, compiled.asm["ptx"], compiled.metadata.shared
 
 
-CASES: tuple[tuple[Any, ...], ...] = (
-    ("cross_entropy", 100352, 1),
-    ("cross_entropy", 151936, 1),
-    ("reverse_kl", 151936, 1),
-    ("cross_entropy", 1024, 2),
-    ("forward_kl", 1024, 2),
-    ("cross_entropy", 65536, 1, "reverse_kl"),
-    ("cross_entropy", 16384, 2, "forward_kl"),
+OPTIONS = {"smoothed": True, "entropy": True, "entropy_grad": True, "softcap": 30.0}
+CASES: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...] = (
+    (("cross_entropy", 100352, 1), {}),
+    (("cross_entropy", 151936, 1), {"smoothed": True}),
+    (("jsd", 151936, 1), {"beta": 0.5}),
+    (("cross_entropy", 1024, 2), OPTIONS),
+    (("forward_kl", 1024, 2), {**OPTIONS, "smoothed": False, "target_softcap": 30.0}),
+    (("cross_entropy", 65536, 1, "reverse_kl"), {}),
+    (("cross_entropy", 16384, 2, "forward_kl"), {}),
 )
 """Arguments of `compile_kernel`."""
 
@@ -63,13 +70,13 @@ def compiled() -> list[tuple[str, str, int]]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv("TRITON_INTERPRET", "0")
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-            return [each.result() for each in [pool.submit(compile_kernel, *case) for case in CASES]]
+            return [each.result() for each in [pool.submit(compile_kernel, *case, **more) for case, more in CASES]]
 
 
 def test_kernels_compile(compiled: list[tuple[str, str, int]]) -> None:
-    names = ["whole_row_kernel"] + ["shared_rows_kernel"] + 5 * ["one_pass_kernel"]
+    names = ["whole_row_kernel", "shared_rows_kernel", "mixture_kernel"] + 4 * ["one_pass_kernel"]
     assert [name for name, _, _ in compiled] == names
-    for (_, code, shared_bytes), (_, columns, world_size, *_) in zip(compiled, CASES, strict=True):
+    for (_, code, shared_bytes), ((_, columns, world_size, *_), _) in zip(compiled, CASES, strict=True):
         assert "cp.async.cg.shared.global" in code  # tiles are copied in whole vectors
         assert ("st.relaxed.sys.global.b64" in code) == (world_size > 1 or columns == 151936)
         assert shared_bytes <= H200.shared_bytes

@@ -19,14 +19,15 @@ def test_a_row_that_fits_a_multiprocessor_is_one_programs(loss: str, longest: in
     assert isinstance(longer, Tiling) and longer.parts > 1 and longer.kernel != "whole_row"
 
 
-@pytest.mark.parametrize("loss", ["cross_entropy", "reverse_kl"])
+@pytest.mark.parametrize("options", [False, True])
+@pytest.mark.parametrize("loss", ["cross_entropy", "reverse_kl", "jsd"])
 @pytest.mark.parametrize("itemsize", [2, 4])
 @pytest.mark.parametrize("on", [H200, Machine(108, 166912), Machine(84, 101376)], ids=["H200", "A100", "A10"])
 @pytest.mark.parametrize("cap", ["auto", 16, 256, 1024, 8192, 65536])
-def test_every_tiling_fits_the_machine(loss: str, itemsize: int, on: Machine, cap: int | str) -> None:
+def test_every_tiling_fits_the_machine(loss: str, itemsize: int, on: Machine, cap: int | str, options: bool) -> None:
     shares = (1, 8, 1000, 8192, 32768, 50264, 65536, 100000, 131072, 262144)
     for share, world in itertools.product(shares, (1, 2, 3, 16)):
-        plan = tiling(4096, share, share, world, itemsize, loss, cap, True, on)
+        plan = tiling(4096, share, share, world, itemsize, loss, cap, True, on, options=options)
         if isinstance(plan, str):
             assert plan == f"its rows are too long with block_cap={cap}"
             continue
@@ -34,6 +35,7 @@ def test_every_tiling_fits_the_machine(loss: str, itemsize: int, on: Machine, ca
             "whole_row": (plan.tiles - 1) * plan.columns,
             "one_pass": plan.room + (plan.tiles - 1) * plan.columns,
             "shared_rows": 2 * plan.room,
+            "mixture": 3 * plan.room,
         }[plan.kernel]
         numbers = 1 if loss == "cross_entropy" else 2
         bytes_of = columns * plan.rows * itemsize * numbers + RESERVED_BYTES
@@ -45,7 +47,8 @@ def test_every_tiling_fits_the_machine(loss: str, itemsize: int, on: Machine, ca
         ranks = 1 << (world - 1).bit_length()
         assert plan.rows * ranks * plan.slots <= MAX_WORDS and plan.slots & (plan.slots - 1) == 0
         assert max(plan.parts, plan.slots) <= on.processors * plan.programs_per_sm
-        assert (plan.slots == 0) == (world == 1 and plan.parts == 1) and plan.slots >= plan.parts * (plan.slots > 0)
+        assert (plan.slots == 0) == (world == 1 and plan.parts == 1 and loss != "jsd")
+        assert plan.slots >= plan.parts * (plan.slots > 0)
         assert not (plan.kernel == "whole_row" and plan.slots) and plan.ahead <= plan.tiles - 1
         assert plan.registers * 32 * plan.warps * plan.programs_per_sm <= 65536
         assert plan.lanes * plan.row_warps == 32 * plan.warps

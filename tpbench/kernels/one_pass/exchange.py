@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tpbench.kernels.one_pass.layouts import numbers_in_state, queues, state_layout, words_layout, words_shape
+from tpbench.kernels.one_pass.layouts import queues, state_layout, words_layout, words_shape
 from tpbench.kernels.one_pass.ptx import await_words, send_word
 from tpbench.kernels.one_pass.state import empty_number
 from tpbench.kernels.row_terms import numbers_of, state_of
@@ -119,35 +119,52 @@ def send_state(state, first_row, n_rows, exchange, SPEC: gl.constexpr):
     row = (first_row + exchange.row_in_tile).to(gl.int64)
     exists = (row < n_rows)[:, None]
     first_word = word_at(exchange.epoch, exchange.half.to(gl.int64), row, 0, queues(SPEC))[:, None]
-    sent = gl.where(exchange.mine & exists, 1, 0)
-    own_word = first_word + exchange.own_queue
-    numbers = numbers_of(state, SPEC)
-    for number in gl.static_range(len(numbers)):
-        _send_number(numbers[number], empty_number(number, SPEC), number, exchange, own_word, sent, SPEC)
+    send_numbers(numbers_of(state, SPEC), 0, exists, first_word, exchange, SPEC)
     return exists, first_word
 
 
 @gluon.jit
-def first_look(exists, first_word, exchange, SPEC: gl.constexpr):
-    """Load the words as they are now.
+def send_numbers(numbers, FIRST: gl.constexpr, exists, first_word, exchange, SPEC: gl.constexpr):
+    """Send the numbers of rows from FIRST on, (ROWS,) each. exists, first_word: as `send_state` returns them."""
+    sent = gl.where(exchange.mine & exists, 1, 0)
+    own_word = first_word + exchange.own_queue
+    for number in gl.static_range(len(numbers)):
+        _send_number(
+            numbers[number], empty_number(FIRST + number, SPEC), FIRST + number, exchange, own_word, sent, SPEC
+        )
+
+
+@gluon.jit
+def first_look(exists, first_word, FIRST: gl.constexpr, COUNT: gl.constexpr, exchange, SPEC: gl.constexpr):
+    """Load the words of COUNT numbers from FIRST on, as they are now.
 
     Returns which words to wait for, where the first word of each queue stands, and the words of each queue, one for
-    each number of a state. All have the shape (ROWS, RANKS * SLOTS).
+    each number. All have the shape (ROWS, RANKS * SLOTS).
     """
     needed = exists & (exchange.peer < SPEC.WORLD)[None, :]
     inbox = exchange.words + first_word + exchange.queue[None, :]
+    if FIRST > 0:
+        inbox += FIRST * exchange.pitch
     words = ()
-    for number in gl.static_range(numbers_in_state(SPEC)):
+    for number in gl.static_range(COUNT):
         words = words + (gl.load(inbox + number * exchange.pitch, mask=needed, other=0, volatile=True),)
     return needed, inbox, words
 
 
 @gluon.jit
 def receive_states(words, inbox, needed, limits, exchange, SPEC: gl.constexpr):
-    """Wait for the states of all parts of the rows, (ROWS, RANKS * SLOTS). Returns them, and the limits of later waits.
+    """Wait for the states of all parts of the rows, (ROWS, RANKS * SLOTS), as `receive_numbers` does."""
+    numbers, limits = receive_numbers(words, inbox, needed, limits, 0, exchange, SPEC)
+    return state_of(numbers, SPEC), limits
+
+
+@gluon.jit
+def receive_numbers(words, inbox, needed, limits, FIRST: gl.constexpr, exchange, SPEC: gl.constexpr):
+    """Wait for numbers of all parts of the rows, from FIRST on. Returns them, and the limits of later waits.
 
     A number is NaN if its word never came, and that of an empty state from ranks that only fill up a power of two.
     """
+    COUNT: gl.constexpr = len(words)
     like = gl.zeros_like(words[0])
     address = inbox.to(gl.int64)
     pitch = like + exchange.pitch * 8
@@ -155,8 +172,8 @@ def receive_states(words, inbox, needed, limits, exchange, SPEC: gl.constexpr):
     failed = like + exchange.failed.to(gl.int64)
     words = await_words(words, gl.where(needed, 1, 0), limits, address, pitch, epoch, failed)
     numbers = ()
-    for number in gl.static_range(numbers_in_state(SPEC)):
+    for number in gl.static_range(COUNT):
         value = words[number].to(gl.int32).to(gl.float32, bitcast=True)
         value = gl.where((words[number] >> 32).to(gl.int32) == exchange.epoch, value, float("nan"))
-        numbers = numbers + (gl.where(needed, value, empty_number(number, SPEC)),)
-    return state_of(numbers, SPEC), words[numbers_in_state(SPEC)]
+        numbers = numbers + (gl.where(needed, value, empty_number(FIRST + number, SPEC)),)
+    return numbers, words[COUNT]

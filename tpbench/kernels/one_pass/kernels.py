@@ -23,14 +23,24 @@ Tried, with figures of an H200, 4096 rows in bf16:
 - shared_rows_kernel is slower for losses of two logits: 1.118 ms in place of 0.860 at 128256 columns. A
   multiprocessor's memory idles while its instructions reduce a row. With reductions between the gradients of tiles it
   takes 0.968 ms, since no tile stays in registers.
+- Options need registers, so tiles in registers are raw logits where that saves some (`keeps_raw`). A softcap took 0.947
+  ms at 131072 columns with exponentials and 40 spilled registers, and takes 0.747 with raw logits. Labels take 0.566,
+  with smoothing 0.565, with an entropy bonus 0.572.
+- In shared_rows_kernel instructions of options take longer than memory. At 151936 columns labels take 0.653 ms,
+  smoothing 0.676, an entropy bonus 0.869 and a softcap 1.148; eight warps in place of four take 0.699, 0.896 and 1.221.
+  Over two H200s eight warps are faster: 131072 columns take 0.351, 0.380 and 0.580 in place of 0.362, 0.467 and 0.695.
+- With both smoothing and an entropy, a first row spills over 100 registers. A scheduling barrier in each reduction
+  avoids this and is slower: 0.120 ms in place of 0.104 for 32768 columns over two H200s.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from tpbench.kernels.one_pass.exchange import first_look, open_exchange, receive_states, send_state, wait_limits
-from tpbench.kernels.one_pass.ptx import arrive, await_copies, barrier, opaque_true
+from tpbench.kernels.one_pass.layouts import numbers_in_state
+from tpbench.kernels.one_pass.ptx import await_copies, exp2, opaque_true
 from tpbench.kernels.one_pass.rows import (
+    complete_rows,
     finish,
     inverse_count,
     load_labels,
@@ -40,9 +50,8 @@ from tpbench.kernels.one_pass.rows import (
     rows_after,
     rows_of_step,
     rows_that_count,
-    store_results,
 )
-from tpbench.kernels.one_pass.state import merge_along, merge_two, no_columns, state_of_rows, tile_state
+from tpbench.kernels.one_pass.state import merge_along, no_columns, state_of_rows, tile_state
 from tpbench.kernels.one_pass.tiles import (
     copy_tile,
     gradient_factors,
@@ -53,9 +62,9 @@ from tpbench.kernels.one_pass.tiles import (
     store_from_registers,
 )
 from tpbench.kernels.one_pass.tops import load_own_top, load_top, store_at_top, with_top
-from tpbench.kernels.row_terms import LN_2, reference, row_terms, softmax_of_rows
+from tpbench.kernels.row_terms import merge_two
 
-_ANY_VALUE = [
+ANY_VALUE = [
     "n_rows", "n_columns", "part_columns", "n_valid", "vocab_start", "vocab_size", "ignore_index", "rank", "capacity",
     "half", "limit_ns",
 ]  # fmt: skip
@@ -79,7 +88,7 @@ def _copies_after(tile_of_row, stored, held):
     return _end_of_read(stored, held) - 1 - tile_of_row + (stored >= held - LAG.value)
 
 
-@gluon.jit(do_not_specialize=_ANY_VALUE)
+@gluon.jit(do_not_specialize=ANY_VALUE)
 def one_pass_kernel(
     logits, target, grad, inputs, outputs, loss, mailbox, n_rows, n_columns, n_parts, part_columns, n_valid,
     vocab_start, vocab_size, ignore_index, strides, scales, rank, capacity, half, limit_ns, SPEC: gl.constexpr,
@@ -153,8 +162,9 @@ def one_pass_kernel(
         next_row = rows_after(walk, row, 1, SPEC)
         next_counts = rows_that_count(walk, next_row, next_label, SPEC)
         copy_tile(walk, 0, next_row, next_counts, LAST, HELD, SPEC)
-        last_tile = tile_state(x, t, scales, SPEC)
-        state = state_of_rows(merge_two(held, last_tile.state, SPEC), own_label.logit, SPEC)  # (ROWS, LANES) to (ROWS,)
+        last_tile = tile_state(x, t, walk.part.valid, LAST, scales, SPEC)
+        held = merge_two(held, last_tile.state, exp2, SPEC)
+        state = state_of_rows(held, own_label.logit, walk.part.valid, SPEC)  # (ROWS, LANES) to (ROWS,)
         if SPEC.TOP_K:
             state, own_label, teacher = with_top(state, own_label, scales, SPEC)
         if EXCHANGE:
@@ -168,24 +178,18 @@ def one_pass_kernel(
         held = reduce_tiles(no_columns(SPEC), walk, next_at, 0, FIRST_LOOK, HELD + 1 - FIRST_LOOK, scales, SPEC)
         if EXCHANGE:
             # The last of those tiles hides the latency of a first look.
-            needed, inbox, words = first_look(rows_exist, first_word, exchange, SPEC)
+            needed, inbox, words = first_look(rows_exist, first_word, 0, numbers_in_state(SPEC), exchange, SPEC)
         held = reduce_tiles(held, walk, next_at, FIRST_LOOK, AHEAD, HELD + 1 - AHEAD, scales, SPEC)
         if EXCHANGE:
             states, limits = receive_states(words, inbox, needed, limits, exchange, SPEC)
             state = merge_along(states, 1, SPEC)  # (ROWS, RANKS * SLOTS) to (ROWS,)
 
-        x_label = gl.fma(state.x_label, scales.logits, 0.0 - reference(state.m))
-        softmax = softmax_of_rows(state, x_label, LN_2, SPEC)  # (ROWS,)
-        terms = row_terms(softmax, teacher, inputs, values, scale, scales, SPEC)
-        store_results(outputs, state, softmax, terms, scales, walk, row, counts, SPEC)
-        if SPEC.REDUCE or EXCHANGE:
-            if step == walk.steps - 1:
-                # The other programs need nothing more of this one: they need not wait for its last gradient.
-                barrier()
-                arrive(mailbox.control + 1)
+        terms = complete_rows(
+            walk, step, row, counts, state, teacher, inputs, values, outputs, mailbox, scale, scales, SPEC
+        )
         if SPEC.GRAD:
             factors = gradient_factors(state, terms, counts, SPEC)
-            store_from_registers(walk, last_tile, factors, row, exists, LAST, SPEC)
+            store_from_registers(walk, last_tile, scales, factors, row, exists, LAST, SPEC)
         at_place = step % 2
         copied_row = rows_after(walk, next_row, 1, SPEC)
         copied = rows_that_count(walk, copied_row, later_label, SPEC)
@@ -213,7 +217,7 @@ def one_pass_kernel(
         finish(outputs.loss, loss, mailbox, n_rows, epoch, scales, inverse, SPEC)
 
 
-@gluon.jit(do_not_specialize=_ANY_VALUE)
+@gluon.jit(do_not_specialize=ANY_VALUE)
 def whole_row_kernel(
     logits, target, grad, inputs, outputs, loss, mailbox, n_rows, n_columns, n_parts, part_columns, n_valid,
     vocab_start, vocab_size, ignore_index, strides, scales, rank, capacity, half, limit_ns, SPEC: gl.constexpr,
@@ -250,7 +254,7 @@ def whole_row_kernel(
             await_copies(HELD - LAG)
             x, t = load_tile(walk, 0, FIRST, HELD, SPEC)  # (ROWS, REPEATS, LANES, VECTOR) each
             copy_tile(walk, 0, row, counts, LAST, HELD, SPEC)
-            first_tile = tile_state(x, t, scales, SPEC)
+            first_tile = tile_state(x, t, walk.part.valid, FIRST, scales, SPEC)
         copy_tile(walk, 0, row, counts, tile_of_row, tile_of_row, SPEC)
     next_row = rows_after(walk, row, 1, SPEC)
 
@@ -279,19 +283,14 @@ def whole_row_kernel(
         next_row = rows_after(walk, row, 1, SPEC)
         next_counts = rows_that_count(walk, next_row, next_label, SPEC)
         copy_tile(walk, 0, next_row, next_counts, FIRST, HELD, SPEC)
-        last_tile = tile_state(x, t, scales, SPEC)
+        last_tile = tile_state(x, t, walk.part.valid, LAST, scales, SPEC)
         held = reduce_tiles(held, walk, 0, HELD - LAG, HELD, 1, scales, SPEC)
-        state = state_of_rows(merge_two(held, last_tile.state, SPEC), own_label.logit, SPEC)  # (ROWS, LANES) to (ROWS,)
+        held = merge_two(held, last_tile.state, exp2, SPEC)
+        state = state_of_rows(held, own_label.logit, walk.part.valid, SPEC)  # (ROWS, LANES) to (ROWS,)
 
-        x_label = gl.fma(state.x_label, scales.logits, 0.0 - reference(state.m))
-        softmax = softmax_of_rows(state, x_label, LN_2, SPEC)  # (ROWS,)
-        terms = row_terms(softmax, own_label, inputs, values, scale, scales, SPEC)
-        store_results(outputs, state, softmax, terms, scales, walk, row, counts, SPEC)
-        if SPEC.REDUCE:
-            if step == walk.steps - 1:
-                # The last program needs nothing more of this one: it need not wait for this one's last gradient.
-                barrier()
-                arrive(mailbox.control + 1)
+        terms = complete_rows(
+            walk, step, row, counts, state, own_label, inputs, values, outputs, mailbox, scale, scales, SPEC
+        )
         if SPEC.GRAD:
             factors = gradient_factors(state, terms, counts, SPEC)
         held = no_columns(SPEC)
@@ -300,8 +299,8 @@ def whole_row_kernel(
                 await_copies(COPIED)
                 x, t = load_tile(walk, 0, FIRST, HELD, SPEC)  # (ROWS, REPEATS, LANES, VECTOR) each
                 copy_tile(walk, 0, next_row, next_counts, LAST, HELD, SPEC)
-                first_tile = tile_state(x, t, scales, SPEC)
-                held = merge_two(held, first_tile.state, SPEC)
+                first_tile = tile_state(x, t, walk.part.valid, FIRST, scales, SPEC)
+                held = merge_two(held, first_tile.state, exp2, SPEC)
             if tile_of_row % READ == 0:
                 if SPEC.GRAD:
                     raw = ()
@@ -312,8 +311,8 @@ def whole_row_kernel(
             if SPEC.GRAD:
                 if tile_of_row == 0:
                     if opaque_true():
-                        store_from_registers(walk, last_tile, factors, row, exists, LAST, SPEC)
-                    store_from_registers(walk, first_tile, factors, row, exists, FIRST, SPEC)
+                        store_from_registers(walk, last_tile, scales, factors, row, exists, LAST, SPEC)
+                    store_from_registers(walk, first_tile, scales, factors, row, exists, FIRST, SPEC)
                 if opaque_true():
                     store_from_logits(walk, raw[tile_of_row % READ], scales, factors, row, exists, tile_of_row, SPEC)
             if tile_of_row >= LAG:
@@ -334,7 +333,7 @@ def whole_row_kernel(
         finish(outputs.loss, loss, mailbox, n_rows, 0, scales, inverse, SPEC)
 
 
-@gluon.jit(do_not_specialize=_ANY_VALUE)
+@gluon.jit(do_not_specialize=ANY_VALUE)
 def shared_rows_kernel(
     logits, target, grad, inputs, outputs, loss, mailbox, n_rows, n_columns, n_parts, part_columns, n_valid,
     vocab_start, vocab_size, ignore_index, strides, scales, rank, capacity, half, limit_ns, SPEC: gl.constexpr,
@@ -375,7 +374,7 @@ def shared_rows_kernel(
 
     counts, own_label = load_own_label(walk, row, this_label, SPEC)
     held = reduce_tiles(no_columns(SPEC), walk, 0, 0, TILES, TILES, scales, SPEC)
-    state = state_of_rows(held, own_label.logit, SPEC)  # (ROWS, LANES) to (ROWS,)
+    state = state_of_rows(held, own_label.logit, walk.part.valid, SPEC)  # (ROWS, LANES) to (ROWS,)
     rows_exist, first_word = send_state(state, walk.walker * ROWS, n_rows, exchange, SPEC)
 
     for step in range(walk.steps):
@@ -388,22 +387,17 @@ def shared_rows_kernel(
         last_label = load_labels(inputs, walk, row, 3, SPEC)
 
         held = reduce_tiles(no_columns(SPEC), walk, (step + 1) % 2, 0, TILES, 0, scales, SPEC)
-        state = state_of_rows(held, next_own.logit, SPEC)
+        state = state_of_rows(held, next_own.logit, walk.part.valid, SPEC)
         next_exist, next_word = send_state(
             state, (walk.walker + (step + 1) * walk.walkers) * ROWS, n_rows, exchange, SPEC
         )
 
-        needed, inbox, words = first_look(rows_exist, first_word, exchange, SPEC)
+        needed, inbox, words = first_look(rows_exist, first_word, 0, numbers_in_state(SPEC), exchange, SPEC)
         states, limits = receive_states(words, inbox, needed, limits, exchange, SPEC)
         state = merge_along(states, 1, SPEC)  # (ROWS, RANKS * SLOTS) to (ROWS,)
-        x_label = gl.fma(state.x_label, scales.logits, 0.0 - reference(state.m))
-        softmax = softmax_of_rows(state, x_label, LN_2, SPEC)  # (ROWS,)
-        terms = row_terms(softmax, own_label, inputs, values, scale, scales, SPEC)
-        store_results(outputs, state, softmax, terms, scales, walk, row, counts, SPEC)
-        if step == walk.steps - 1:
-            # The other programs need nothing more of this one: they need not wait for its last gradient.
-            barrier()
-            arrive(mailbox.control + 1)
+        terms = complete_rows(
+            walk, step, row, counts, state, own_label, inputs, values, outputs, mailbox, scale, scales, SPEC
+        )
         if SPEC.GRAD:
             factors = gradient_factors(state, terms, counts, SPEC)
         at_place = step % 2

@@ -20,7 +20,7 @@ from tpbench.kernels.cached_launch import CachedLaunch, cached_launch
 from tpbench.kernels.one_pass.meeting import LEAST_NUMBERS, meeting_kernel
 from tpbench.kernels.one_pass.tiling import Tiling, machine, tiling
 from tpbench.kernels.row_loss import KernelTarget, Strides, Vocabulary
-from tpbench.kernels.row_terms import RowInputs, RowOutputs, Scales
+from tpbench.kernels.row_terms import RowInputs, RowOutputs, Scales, numbers_in_state
 
 
 class Specialization(NamedTuple):
@@ -65,10 +65,14 @@ class Specialization(NamedTuple):
     WHOLE: bool
     """A row fills the shared memory of a multiprocessor by itself."""
     SMOOTHED: bool = False
-    """These kernels have no label smoothing and no entropies."""
+    """As the next three and the last five: see `TwoPassSpec`."""
     ENTROPY: bool = False
+    SOFTCAP: float = 0.0
+    TARGET_SOFTCAP: float = 0.0
+    ENTROPY_GRAD: bool = False
+    """The entropy has a gradient."""
+    BETA: float = 0.0
     TOP_K: int = 0
-    """As the next three: see `TwoPassSpec`."""
     TOP_BLOCK: int = 0
     TOP_LOSS: str = ""
     BUCKET: bool = False
@@ -130,13 +134,14 @@ class Prepared:
 @functools.lru_cache(maxsize=256)
 def prepare(
     logits: Form, target: Form, out: Form | None, device: int, vocabulary: Vocabulary, *, loss: str,
-    ignore_index: int, reduce: bool, count: bool, z_loss: bool, block_cap: int | str,
-    top: tuple[int, int, str, bool] = (0, 0, "", False),
+    ignore_index: int, reduce: bool, count: bool, z_loss: bool, block_cap: int | str, smoothed: bool = False,
+    entropy: bool = False, entropy_grad: bool = False, softcap: float = 0.0, target_softcap: float = 0.0,
+    beta: float = 0.0, top: tuple[int, int, str, bool] = (0, 0, "", False),
 ) -> Prepared | str:  # fmt: skip
     """Prepare a call, or return the reason why the one-pass kernels cannot do it.
 
-    top: TOP_K and the next three constants. Over several ranks the reason depends only on values that are equal on all
-    of them. Results are cached: a call only adds its addresses and scales.
+    top: TOP_K and the next three constants. softcap: 0 without one. Over several ranks the reason depends only on
+    values that are equal on all of them. Results are cached: a call only adds its addresses and scales.
     """
     if torch.cuda.get_device_capability(device) < (8, 0):
         return "it needs a GPU of compute capability 8.0 or later"
@@ -151,12 +156,11 @@ def prepare(
     rows, columns = logits.shape
     plan = tiling(
         rows, columns, vocabulary.share, world_size, logits.dtype.itemsize, loss, block_cap, vectors, on,
-        vocabulary.widest, top[0] > 0,
+        vocabulary.widest, top[0] > 0, smoothed or entropy or softcap > 0,
     )  # fmt: skip
     if isinstance(plan, str):
         return plan
     unit = plan.vector
-    numbers = 6 if top[0] else 3 if loss == "cross_entropy" else 5  # of a row's state
     slots = next_power_of_2(world_size) * plan.slots
     walkers = min(max(1, on.processors * plan.programs_per_sm // plan.parts), -(-rows // plan.rows))
     fewest = min(plan.part_columns, valid - (plan.parts - 1) * plan.part_columns)
@@ -169,10 +173,12 @@ def prepare(
         REPEATS=plan.repeats, LAST_REPEATS=plan.last_repeats, LANES=plan.lanes, VECTOR=plan.vector,
         ROW_WARPS=plan.row_warps, WARPS=plan.warps, TILES=plan.tiles, WORLD=world_size, SLOTS=plan.slots,
         WHOLE_TILES=whole_tiles, PADDED=valid < columns, ALIGNED=plan.vector > 1, AHEAD=plan.ahead,
-        WHOLE=plan.kernel == "whole_row",
+        WHOLE=plan.kernel == "whole_row", SMOOTHED=smoothed, ENTROPY=entropy, ENTROPY_GRAD=entropy_grad,
+        SOFTCAP=softcap, TARGET_SOFTCAP=target_softcap, BETA=beta,
         TOP_K=top[0], TOP_BLOCK=max(top[1], plan.lanes * (top[0] > 0 and plan.warps > 8)), TOP_LOSS=top[2],
         BUCKET=top[3],
     )  # fmt: skip
+    numbers = numbers_in_state(constants) + 2 * (loss == "jsd")
     kernel = cached_launch(
         _kernel(plan.kernel), SPEC=constants, num_warps=plan.warps, enable_fp_fusion=False,
         launch_cooperative_grid=plan.slots > 0,
@@ -205,9 +211,9 @@ def prepare(
 
 def _kernel(name: str) -> Any:
     # Imported on first use: kernels in Gluon are not needed in Triton's interpreter.
-    from tpbench.kernels.one_pass import kernels
+    from tpbench.kernels.one_pass import kernels, mixture
 
-    return getattr(kernels, f"{name}_kernel")
+    return getattr(mixture if name == "mixture" else kernels, f"{name}_kernel")
 
 
 class OnePassLaunch:

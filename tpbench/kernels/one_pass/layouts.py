@@ -3,6 +3,9 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from tpbench.kernels import row_terms
+from tpbench.kernels.one_pass.ptx import opaque_zero
+
 
 @gluon.constexpr_function
 def has_labels(spec):
@@ -10,10 +13,17 @@ def has_labels(spec):
     return spec.LOSS == "cross_entropy"
 
 
+numbers_in_state = gluon.constexpr_function(row_terms.numbers_in_state)
+
+
 @gluon.constexpr_function
-def numbers_in_state(spec):
-    """Numbers of a row's state that the loss needs."""
-    return 6 if spec.TOP_K else 3 if spec.LOSS == "cross_entropy" else 5
+def keeps_raw(spec):
+    """Tiles in registers are raw logits: from exponentials not every gradient follows, and they take more registers."""
+    capped = spec.SOFTCAP > 0 or spec.TARGET_SOFTCAP > 0
+    several = capped + spec.SMOOTHED + spec.ENTROPY > 1
+    if spec.WHOLE or spec.LOSS != "cross_entropy":
+        return spec.ENTROPY_GRAD or capped or spec.SMOOTHED
+    return spec.ENTROPY_GRAD or several
 
 
 @gluon.constexpr_function
@@ -154,3 +164,40 @@ def row_to_tile(values, SPEC: gl.constexpr):
 def row_to_thread(values, SPEC: gl.constexpr):
     """(ROWS,) to (ROWS, 1) in `thread_layout`."""
     return gl.convert_layout(values, gl.SliceLayout(1, thread_layout(SPEC)))[:, None]
+
+
+@gluon.constexpr_function
+def repeats(tile_of_row, spec):
+    """Vectors of a row of the tile that one thread holds. The last tile may have fewer than the others."""
+    return spec.LAST_REPEATS if tile_of_row == spec.TILES - 1 else spec.REPEATS
+
+
+@gluon.constexpr_function
+def is_whole(tile_of_row, spec):
+    return tile_of_row < spec.WHOLE_TILES
+
+
+@gluon.constexpr_function
+def units_before(tile_of_row, spec):
+    """Units of a part before a tile."""
+    return tile_of_row * spec.REPEATS * spec.LANES
+
+
+@gluon.jit
+def vectors_and_places(tile_of_row: gl.constexpr, SPEC: gl.constexpr):
+    """Return for each element of a tile its vector, (1, REPEATS, LANES, 1), and its place in it, (1, 1, 1, VECTOR)."""
+    tile: gl.constexpr = tile_layout(SPEC)
+    REPEATS: gl.constexpr = repeats(tile_of_row, SPEC)
+    repeat = gl.arange(0, REPEATS, gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, tile))))
+    lane = gl.arange(0, SPEC.LANES, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, tile))))
+    place = gl.arange(0, SPEC.VECTOR, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, tile))))
+    vector = repeat[None, :, None, None] * SPEC.LANES + lane[None, None, :, None]
+    return vector, place[None, None, None, :]
+
+
+@gluon.jit
+def inside_softmax(like, valid, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
+    """Return which elements of a tile belong to the softmax. like: of its shape. valid: those columns of the part."""
+    vector, place = vectors_and_places(tile_of_row, SPEC)
+    column = (vector * SPEC.VECTOR + place) + gl.zeros_like(like).to(gl.int32)
+    return column < valid - units_before(tile_of_row, SPEC) * column_unit(SPEC) + opaque_zero()

@@ -26,6 +26,40 @@ def exp2(x):
     return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
 
 
+@gluon.jit
+def log2(x):
+    """The logarithm of numbers that are normal and positive, which needs one instruction."""
+    return gl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.constexpr_function
+def _sigmoids(count, factor):
+    """Write 1 / (1 + 2^(factor * value)) of 1 or 4 values. Four of them share a reciprocal.
+
+    The exponent is at most 30. So a product of four is finite, and the sigmoid is 0 to the precision of 1 anyway.
+    """
+    code = "{.reg .f32 d<4>, a, b, r;" + "".join(
+        f"mul.f32 d{value}, ${count + value}, {factor:.12e}; min.NaN.f32 d{value}, d{value}, 0f41F00000;"
+        f"ex2.approx.ftz.f32 d{value}, d{value}; add.f32 d{value}, d{value}, 0f3F800000;"
+        for value in range(count)
+    )
+    if count == 1:
+        return code + "rcp.approx.ftz.f32 $0, d0;}"
+    code += "mul.f32 a, d0, d1; mul.f32 b, d2, d3; mul.f32 r, a, b; rcp.approx.ftz.f32 r, r;"
+    code += "mul.f32 a, a, r; mul.f32 b, b, r;"
+    return code + "mul.f32 $0, b, d1; mul.f32 $1, b, d0; mul.f32 $2, a, d3; mul.f32 $3, a, d2;}"
+
+
+@gluon.jit
+def sigmoids(values, FACTOR: gl.constexpr):
+    """1 / (1 + 2^(FACTOR * values)) in fp32, for any number of dimensions."""
+    count: gl.constexpr = 4 if len(values.type.shape) == 4 and values.type.shape[3] % 4 == 0 else 1
+    return gl.inline_asm_elementwise(
+        _sigmoids(count, FACTOR), _constraints("=f", count, "f", count), [values], dtype=gl.float32, is_pure=True,
+        pack=count,
+    )  # fmt: skip
+
+
 @gluon.constexpr_function
 def _wait_group(later):
     return f"cp.async.wait_group {later}; mov.b32 $0, 0;"
@@ -245,6 +279,11 @@ def _poll_constraints(width):
     return ",".join(["=&l"] * (width + 1) + ["l"] * width + ["r", "l", "l", "l", "r", "l"])
 
 
+@gluon.constexpr_function
+def _int64(count):
+    return (gl.int64,) * count
+
+
 @gluon.jit
 def await_words(words, needed, limits, address, pitch, epoch, failed):
     """Wait until the words at `address` and one pitch apart carry the epoch.
@@ -253,21 +292,10 @@ def await_words(words, needed, limits, address, pitch, epoch, failed):
     nanoseconds how long the next wait may take.
     """
     arguments = words + (needed, limits, address, pitch, epoch, failed)
-    if len(words) == 3:
-        return gl.inline_asm_elementwise(
-            _poll_words(3), _poll_constraints(3), arguments, dtype=(gl.int64, gl.int64, gl.int64, gl.int64),
-            is_pure=False, pack=1,
-        )  # fmt: skip
-    elif len(words) == 6:
-        return gl.inline_asm_elementwise(
-            _poll_words(6), _poll_constraints(6), arguments,
-            dtype=(gl.int64, gl.int64, gl.int64, gl.int64, gl.int64, gl.int64, gl.int64), is_pure=False, pack=1,
-        )  # fmt: skip
-    else:
-        return gl.inline_asm_elementwise(
-            _poll_words(5), _poll_constraints(5), arguments,
-            dtype=(gl.int64, gl.int64, gl.int64, gl.int64, gl.int64, gl.int64), is_pure=False, pack=1,
-        )  # fmt: skip
+    return gl.inline_asm_elementwise(
+        _poll_words(len(words)), _poll_constraints(len(words)), arguments, dtype=_int64(len(words) + 1), is_pure=False,
+        pack=1,
+    )  # fmt: skip
 
 
 @gluon.jit

@@ -6,9 +6,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from tpbench.kernels.one_pass.layouts import column_unit, flat_layout, has_labels, row_layout, state_layout
-from tpbench.kernels.one_pass.ptx import await_arrivals, barrier
+from tpbench.kernels.one_pass.ptx import arrive, await_arrivals, barrier
 from tpbench.kernels.one_pass.tiles import Matrix, Part, Shared, allocate, part_of_row
-from tpbench.kernels.row_terms import load_inputs, store_rows
+from tpbench.kernels.row_terms import LN_2, load_inputs, reference, row_terms, softmax_of_rows, store_rows
 
 BATCH = gl.constexpr(4096)
 """Rows whose labels or losses a program loads before it waits for the first of them."""
@@ -184,13 +184,26 @@ def load_values(inputs, walk, row, SPEC: gl.constexpr):
 
 
 @gluon.jit
-def store_results(outputs, state, softmax, terms, scales, walk, row, counts, SPEC: gl.constexpr):
-    """Store the results of rows, which are in `state_layout`, in the programs of the first part."""
+def complete_rows(
+    walk, step, row, counts, state, teacher, inputs, values, outputs, mailbox, scale, scales, SPEC: gl.constexpr
+):  # fmt: skip
+    """Return the `RowTerms` of the rows of a step, (ROWS,) in `state_layout`. The first part's programs store results.
+
+    state: of the whole vocabulary. After its last rows a program arrives: others need not wait for its last gradient.
+    """
+    x_label = gl.fma(state.x_label, scales.logits, 0.0 - reference(state.m))
+    softmax = softmax_of_rows(state, x_label, LN_2, SPEC)
+    terms = row_terms(softmax, teacher, inputs, values, scale, scales, SPEC)
     if walk.part_number == 0:
         layout: gl.constexpr = state_layout(SPEC)
         at = gl.convert_layout(row, layout)
         is_correct = state.x_label * scales.logits >= state.m
         store_rows(outputs, at, softmax, terms, is_correct, at < walk.n_rows, gl.convert_layout(counts, layout))
+    if SPEC.REDUCE or SPEC.SLOTS > 0:
+        if step == walk.steps - 1:
+            barrier()
+            arrive(mailbox.control + 1)
+    return terms
 
 
 @gluon.jit

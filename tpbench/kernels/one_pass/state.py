@@ -16,20 +16,34 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tpbench.kernels.one_pass.layouts import has_labels, state_layout, thread_layout, thread_shape, warp_states_layout
-from tpbench.kernels.one_pass.ptx import exp2, max_in_thread, sum_products_in_thread, to_fp32
-from tpbench.kernels.row_terms import State, numbers_of, reference, shifted, state_of
+from tpbench.kernels.one_pass.layouts import (
+    has_labels,
+    inside_softmax,
+    is_whole,
+    keeps_raw,
+    repeats,
+    state_layout,
+    thread_layout,
+    thread_shape,
+    warp_states_layout,
+)
+from tpbench.kernels.one_pass.ptx import exp2, log2, max_in_thread, sigmoids, sum_products_in_thread, to_fp32
+from tpbench.kernels.row_terms import State, numbers_of, reference, shifted, state_of, weigh
 
 INF = gl.constexpr(float("inf"))
+LOG2_E = gl.constexpr(1.4426950408889634)
 
 
 class TileState(NamedTuple):
-    """A tile in registers: its state by thread, and the numbers from which its gradient is computed."""
+    """A tile in registers: its state by thread, and the numbers from which its gradient is computed.
+
+    With `keeps_raw` the latter are the raw logits and target logits.
+    """
 
     state: State
     """(ROWS, LANES) of each thread's elements."""
     exp_x: Any
-    """(ROWS, REPEATS, LANES, VECTOR): 2^(x k - m), relative to the thread's own m."""
+    """(ROWS, REPEATS, LANES, VECTOR): 2^(x k - m), relative to the thread's own m, times the slope of a cap."""
     other: Any
     """(ROWS, REPEATS, LANES, VECTOR): 2^(t k_t - m_t); for reverse_kl (x k - m) - (t k_t - m_t)."""
 
@@ -52,12 +66,59 @@ def maxima(a_1, b_1, a_2, b_2):
 
 
 @gluon.jit
-def _of_labels(m, s, SPEC: gl.constexpr):
-    """The state by thread of a loss of labels. Its other numbers are any: they are those of rows."""
-    if SPEC.TOP_K:
-        return state_of((m, s, m, s, s, s), SPEC)
+def _state(m, s, x_label, m_t, s_t, a, h):
+    """A state without the numbers of a top k."""
+    return State(m, s, x_label, m_t, s_t, a, h, m, s)
+
+
+@gluon.jit
+def exponents(values, scale, reference, SOFTCAP: gl.constexpr):
+    """Raw logits as exponents relative to a reference, and a quarter of the slope of the cap, any number without one.
+
+    SOFTCAP * tanh(u) is SOFTCAP * (1 - 2 r) with the sigmoid r = 1 / (1 + exp(2 u)), and its slope is 4 (r - r^2).
+    """
+    if SOFTCAP > 0:
+        r = sigmoids(to_fp32(values), 2.0 * LOG2_E / SOFTCAP)
+        return gl.fma(r, scale * (-2.0 * SOFTCAP), scale * SOFTCAP - reference), gl.fma(0.0 - r, r, r)
     else:
-        return state_of((m, s, m), SPEC)
+        return gl.fma(to_fp32(values), scale, 0.0 - reference), reference
+
+
+@gluon.jit
+def mixture_shift(state):
+    """For jsd: a term of the exponents of target logits. With it they exceed those of logits by log2(q / p)."""
+    return gl.log2(state.s) - gl.log2(state.s_t)
+
+
+@gluon.jit
+def over_mixture(x, t, SPEC: gl.constexpr):
+    """For jsd: from exponents with t - x = log2(q / p) the logarithms of mixture / p and mixture / q.
+
+    Also returns the smaller one of p and q divided by the larger one, and the larger one of x and t.
+    """
+    x = gl.maximum(x, -1e30)  # the difference of two infinities would be NaN
+    t = gl.maximum(t, -1e30)
+    difference = t - x
+    above = gl.maximum(difference, 0.0)
+    ratio = exp2(0.0 - gl.abs(difference))
+    weight = gl.where(difference > 0.0, SPEC.BETA, 1.0 - SPEC.BETA)
+    base = log2(gl.fma(ratio, 1.0 - weight, weight))
+    return base + above, base + (above - difference), ratio, gl.maximum(x, t)
+
+
+@gluon.jit
+def _largest_exponent(values, scale, SOFTCAP: gl.constexpr):
+    """The largest exponent of each thread, (ROWS, LANES), of raw logits (ROWS, REPEATS, LANES, VECTOR)."""
+    largest = max_in_thread(values)
+    if SOFTCAP > 0:
+        largest, _ = exponents(largest, 1.0, 0.0, SOFTCAP)
+    return largest * scale
+
+
+@gluon.jit
+def _sum_in_thread(values):
+    """(ROWS, REPEATS, LANES, VECTOR) to (ROWS, LANES)."""
+    return gl.sum(gl.sum(values, axis=3), axis=1)
 
 
 @gluon.jit
@@ -65,58 +126,65 @@ def no_columns(SPEC: gl.constexpr):
     """The state by thread, (ROWS, LANES), of no columns."""
     zero = gl.zeros(thread_shape(SPEC), gl.float32, thread_layout(SPEC))
     nothing = zero - INF
-    if has_labels(SPEC):
-        return _of_labels(nothing, zero, SPEC)
-    else:
-        return state_of((nothing, zero, nothing, zero, zero), SPEC)
+    return _state(nothing, zero, nothing, nothing, zero, zero, zero)
 
 
 @gluon.jit
-def tile_state(x, t, scales, SPEC: gl.constexpr):
+def tile_state(x, t, valid, tile_of_row: gl.constexpr, scales, SPEC: gl.constexpr):
     """Reduce a tile of raw logits x and target logits t, (ROWS, REPEATS, LANES, VECTOR), within each thread.
 
+    valid: columns of the part that belong to the softmax. A cap makes numbers of the -inf in all others.
     Returns a `TileState`. With labels its x_label is not x[label], and `other` is unused.
     """
-    m = max_in_thread(x) * scales.logits
-    x = gl.fma(to_fp32(x), scales.logits, 0.0 - reference(m)[:, None, :, None])
+    WHOLE: gl.constexpr = is_whole(tile_of_row, SPEC)
+    raw_x = x
+    raw_t = t
+    m = _largest_exponent(x, scales.logits, SPEC.SOFTCAP)
+    x, slope = exponents(x, scales.logits, reference(m)[:, None, :, None], SPEC.SOFTCAP)
+    s_t = m
+    a = m
+    if SPEC.SMOOTHED:
+        s_t = gl.full_like(m, repeats(tile_of_row, SPEC) * SPEC.VECTOR)
+        a = x
+        if not WHOLE:
+            inside = inside_softmax(x, valid, tile_of_row, SPEC)
+            s_t = _sum_in_thread(gl.where(inside, 1.0, 0.0))
+            a = gl.where(inside, x, 0.0)
+        a = _sum_in_thread(a)
     exp_x = exp2(x)
-    s = gl.sum(gl.sum(exp_x, axis=3), axis=1)
+    if SPEC.SOFTCAP > 0 and not WHOLE:
+        exp_x = gl.where(inside_softmax(x, valid, tile_of_row, SPEC), exp_x, 0.0)
+    s = _sum_in_thread(exp_x)
+    h = s
+    if SPEC.ENTROPY:
+        h = sum_products_in_thread(exp_x, x)
     if has_labels(SPEC):
-        return TileState(_of_labels(m, s, SPEC), exp_x, exp_x)
+        if SPEC.SOFTCAP > 0:
+            exp_x *= slope
+        state = _state(m, s, m, m, s_t, a, h)
+        return TileState(state, raw_x if keeps_raw(SPEC) else exp_x, exp_x)
     else:
-        m_t = max_in_thread(t) * scales.target
-        t = gl.fma(to_fp32(t), scales.target, 0.0 - reference(m_t)[:, None, :, None])
+        m_t = _largest_exponent(t, scales.target, SPEC.TARGET_SOFTCAP)
+        t, _ = exponents(t, scales.target, reference(m_t)[:, None, :, None], SPEC.TARGET_SOFTCAP)
         exp_t = exp2(t)
-        s_t = gl.sum(gl.sum(exp_t, axis=3), axis=1)
+        if SPEC.TARGET_SOFTCAP > 0 and not WHOLE:
+            exp_t = gl.where(inside_softmax(t, valid, tile_of_row, SPEC), exp_t, 0.0)
+        s_t = _sum_in_thread(exp_t)
         other = exp_t
         if SPEC.LOSS == "soft_cross_entropy":
             a = sum_products_in_thread(exp_t, x)
         elif SPEC.LOSS == "forward_kl":
             a = sum_products_in_thread(exp_t, t - x)
+        elif SPEC.LOSS == "jsd":
+            a = s
         else:
             other = x - t
             a = sum_products_in_thread(exp_x, other)
-        return TileState(state_of((m, s, m_t, s_t, a), SPEC), exp_x, other)
-
-
-@gluon.jit
-def merge_two(one, two, SPEC: gl.constexpr):
-    """Merge two states by thread, element by element. With labels their x_label is not x[label]."""
-    m = gl.maximum(one.m, two.m)
-    r = reference(m)
-    w_1 = exp2(one.m - r)
-    w_2 = exp2(two.m - r)
-    s = one.s * w_1 + two.s * w_2
-    if has_labels(SPEC):
-        return _of_labels(m, s, SPEC)
-    else:
-        m_t = gl.maximum(one.m_t, two.m_t)
-        r_t = reference(m_t)
-        wt_1 = exp2(one.m_t - r_t)
-        wt_2 = exp2(two.m_t - r_t)
-        a_1 = shifted(one, w_1, wt_1, reference(one.m) - r, reference(one.m_t) - r_t, SPEC)
-        a_2 = shifted(two, w_2, wt_2, reference(two.m) - r, reference(two.m_t) - r_t, SPEC)
-        return state_of((m, s, m_t, one.s_t * wt_1 + two.s_t * wt_2, a_1 + a_2), SPEC)
+        state = _state(m, s, s, m_t, s_t, a, h)
+        if keeps_raw(SPEC):
+            return TileState(state, raw_x, raw_t)
+        else:
+            return TileState(state, exp_x, other)
 
 
 @gluon.jit
@@ -132,8 +200,18 @@ def merge_along(state, AXIS: gl.constexpr, SPEC: gl.constexpr):
         return state_of((m, s, m_k, s_k, gl.sum(state.s_t, axis=AXIS), a), SPEC)
     elif has_labels(SPEC):
         m = gl.max(state.m, axis=AXIS)
-        s = gl.sum(state.s * exp2(state.m - gl.expand_dims(reference(m), AXIS)), axis=AXIS)
-        return state_of((m, s, gl.sum(state.x_label, axis=AXIS)), SPEC)
+        r = gl.expand_dims(reference(m), AXIS)
+        weight = exp2(state.m - r)
+        if SPEC.SMOOTHED or SPEC.ENTROPY:
+            x_label = gl.sum(state.x_label, axis=AXIS)
+            shift = reference(state.m) - r
+            a = state.a + state.s_t * shift
+            h = weigh(weight, state.h + state.s * shift)
+            s, a, h = gl.reduce((state.s * weight, a, h), AXIS, _plus)
+            return _state(m, s, x_label, m, gl.sum(state.s_t, axis=AXIS), a, h)
+        else:
+            s = gl.sum(state.s * weight, axis=AXIS)
+            return _state(m, s, gl.sum(state.x_label, axis=AXIS), m, s, s, s)
     else:
         m, m_t = gl.reduce((state.m, state.m_t), AXIS, maxima)
         r = gl.expand_dims(reference(m), AXIS)
@@ -142,7 +220,10 @@ def merge_along(state, AXIS: gl.constexpr, SPEC: gl.constexpr):
         weight_t = exp2(state.m_t - r_t)
         a = shifted(state, weight, weight_t, reference(state.m) - r, reference(state.m_t) - r_t, SPEC)
         s, s_t, a = gl.reduce((state.s * weight, state.s_t * weight_t, a), AXIS, _plus)
-        return state_of((m, s, m_t, s_t, a), SPEC)
+        h = s
+        if SPEC.ENTROPY:
+            h = gl.sum(weigh(weight, state.h + state.s * (reference(state.m) - r)), axis=AXIS)
+        return _state(m, s, s, m_t, s_t, a, h)
 
 
 @gluon.jit
@@ -174,31 +255,37 @@ def _merge_warps(state, SPEC: gl.constexpr):
     if WARPS > 1:
         state = convert_state(state, warp_states_layout(SPEC, False), SPEC, TRIVIAL=True)
         maxima_and_sums = gl.join(gl.join(state.m, state.m_t), gl.join(state.s, state.s_t))
-        numbers = gl.join(maxima_and_sums, gl.join(gl.join(state.a, state.a), gl.join(state.a, state.a)))
+        numbers = gl.join(maxima_and_sums, gl.join(gl.join(state.a, state.h), gl.join(state.a, state.a)))
         numbers = gl.convert_layout(numbers, warp_states_layout(SPEC, True))
         maxima_and_sums, differences = gl.split(numbers)
         maxima, sums = gl.split(maxima_and_sums)
         m, m_t = gl.split(maxima)
         s, s_t = gl.split(sums)
-        a, _ = gl.split(gl.split(differences)[0])
-        state = state_of((m, s, m_t, s_t, a), SPEC)
+        a, h = gl.split(gl.split(differences)[0])
+        state = _state(m, s, s, m_t, s_t, a, h)
     return merge_along(state, 1, SPEC)
 
 
 @gluon.jit
-def state_of_rows(state, x_label, SPEC: gl.constexpr):
+def state_of_rows(state, x_label, valid, SPEC: gl.constexpr):
     """Merge the states of the threads of a row, (ROWS, LANES) to (ROWS,) in `state_layout`.
 
-    x_label: (ROWS,) x[label] where this program holds it, else 0. It is not used without labels. Against a top k the
-    state lacks its numbers (`tops.with_top`).
+    x_label: (ROWS,) raw x[label] where this program holds it, else 0. It is not used without labels. valid: columns of
+    the part that belong to the softmax. Against a top k the state lacks its numbers (`tops.with_top`).
     """
     layout: gl.constexpr = state_layout(SPEC)
     if SPEC.TOP_K:
         m = gl.max(state.m, axis=1)
         s = gl.sum(state.s * exp2(state.m - gl.expand_dims(reference(m), 1)), axis=1)
-        return _of_labels(gl.convert_layout(m, layout), gl.convert_layout(s, layout), SPEC)
+        m = gl.convert_layout(m, layout)
+        s = gl.convert_layout(s, layout)
+        return _state(m, s, m, m, s, s, s)
     elif has_labels(SPEC):
         state = convert_state(merge_along(state, 1, SPEC), layout, SPEC)
-        return state_of((state.m, state.s, gl.convert_layout(x_label, layout)), SPEC)
+        x_label = gl.convert_layout(x_label, layout)
+        if SPEC.SOFTCAP > 0:
+            x_label, _ = exponents(x_label, 1.0, 0.0, SPEC.SOFTCAP)
+        s_t = gl.zeros_like(state.m) + gl.maximum(valid, 0)
+        return _state(state.m, state.s, x_label, state.m, s_t, state.a, state.h)
     else:
         return convert_state(_merge_warps(state, SPEC), layout, SPEC)

@@ -9,13 +9,19 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from tpbench.kernels.one_pass.layouts import (
     column_unit,
     has_labels,
+    inside_softmax,
     is_tensor,
+    is_whole,
+    keeps_raw,
+    repeats,
     row_layout,
     row_to_thread,
     row_to_tile,
     thread_layout,
     thread_shape,
     tile_layout,
+    units_before,
+    vectors_and_places,
 )
 from tpbench.kernels.one_pass.ptx import (
     await_copies,
@@ -25,12 +31,9 @@ from tpbench.kernels.one_pass.ptx import (
     keep_vectors,
     multiply_nonzero,
     opaque_zero,
-    to_fp32,
 )
-from tpbench.kernels.one_pass.state import INF, merge_two, tile_state
-from tpbench.kernels.row_terms import LN_2, reference
-
-LOG2_E = gl.constexpr(1.4426950408889634)
+from tpbench.kernels.one_pass.state import INF, LOG2_E, exponents, mixture_shift, over_mixture, tile_state
+from tpbench.kernels.row_terms import LN_2, merge_two, reference
 
 
 class Matrix(NamedTuple):
@@ -63,35 +66,6 @@ class Shared(NamedTuple):
     t: Any
 
 
-@gluon.constexpr_function
-def _repeats(tile_of_row, spec):
-    """Vectors of a row of the tile that one thread holds. The last tile may have fewer than the others."""
-    return spec.LAST_REPEATS if tile_of_row == spec.TILES - 1 else spec.REPEATS
-
-
-@gluon.constexpr_function
-def _is_whole(tile_of_row, spec):
-    return tile_of_row < spec.WHOLE_TILES
-
-
-@gluon.constexpr_function
-def _units_before(tile_of_row, spec):
-    """Units of a part before a tile."""
-    return tile_of_row * spec.REPEATS * spec.LANES
-
-
-@gluon.jit
-def _vectors_and_places(tile_of_row: gl.constexpr, SPEC: gl.constexpr):
-    """Return for each element of a tile its vector, (1, REPEATS, LANES, 1), and its place in it, (1, 1, 1, VECTOR)."""
-    tile: gl.constexpr = tile_layout(SPEC)
-    REPEATS: gl.constexpr = _repeats(tile_of_row, SPEC)
-    repeat = gl.arange(0, REPEATS, gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, tile))))
-    lane = gl.arange(0, SPEC.LANES, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, tile))))
-    place = gl.arange(0, SPEC.VECTOR, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, tile))))
-    vector = repeat[None, :, None, None] * SPEC.LANES + lane[None, None, :, None]
-    return vector, place[None, None, None, :]
-
-
 @gluon.jit
 def part_of_row(number, part_columns, n_columns, n_valid, SPEC: gl.constexpr):
     """Return the `Part` of a number. part_columns: units of a part."""
@@ -107,8 +81,8 @@ def part_of_row(number, part_columns, n_columns, n_valid, SPEC: gl.constexpr):
 
 
 @gluon.constexpr_function
-def _places_shape(places, repeats, spec):
-    return [places, spec.ROWS, repeats, spec.LANES, spec.VECTOR]
+def _places_shape(places, repeats_of_tile, spec):
+    return [places, spec.ROWS, repeats_of_tile, spec.LANES, spec.VECTOR]
 
 
 @gluon.jit
@@ -141,10 +115,10 @@ def allocate(element: gl.constexpr, PLACES: gl.constexpr, LAST_PLACES: gl.conste
 def _place_of(shared, at, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
     """Return the memory of a tile, (ROWS, REPEATS, LANES, VECTOR), at one of its places."""
     place = shared.index(at)
-    if place.shape[1] == _repeats(tile_of_row, SPEC):
+    if place.shape[1] == repeats(tile_of_row, SPEC):
         return place
     else:
-        return place.slice(0, _repeats(tile_of_row, SPEC), dim=1)
+        return place.slice(0, repeats(tile_of_row, SPEC), dim=1)
 
 
 @gluon.jit
@@ -154,8 +128,8 @@ def _addresses(matrix, row, part, tile_of_row: gl.constexpr, SPEC: gl.constexpr)
     ALIGNED: strides and the first column are in vectors, so that the compiler knows that the address of each vector is
     a multiple of its size.
     """
-    vector, place = _vectors_and_places(tile_of_row, SPEC)
-    first = part.first + _units_before(tile_of_row, SPEC)
+    vector, place = vectors_and_places(tile_of_row, SPEC)
+    first = part.first + units_before(tile_of_row, SPEC)
     if SPEC.ALIGNED:
         return (
             matrix.pointer
@@ -170,12 +144,12 @@ def _addresses(matrix, row, part, tile_of_row: gl.constexpr, SPEC: gl.constexpr)
 @gluon.jit
 def _existing(rows, part, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
     """Return which elements of a tile exist, (ROWS, REPEATS, LANES, VECTOR): all of `rows` in a whole tile."""
-    vector, place = _vectors_and_places(tile_of_row, SPEC)
+    vector, place = vectors_and_places(tile_of_row, SPEC)
     rows = row_to_tile(rows, SPEC)
-    if _is_whole(tile_of_row, SPEC):
+    if is_whole(tile_of_row, SPEC):
         return rows & (vector >= 0) & (place >= 0)
     else:
-        extent = part.extent - _units_before(tile_of_row, SPEC) + opaque_zero()
+        extent = part.extent - units_before(tile_of_row, SPEC) + opaque_zero()
         return rows & (vector < extent) & (place >= 0)
 
 
@@ -208,12 +182,12 @@ def copy_tile(walk, at, row, counts, tile_of_row: gl.constexpr, HELD: gl.constex
 @gluon.jit
 def _load_one(shared, at, part, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
     values = _place_of(shared, at, tile_of_row, SPEC).load(tile_layout(SPEC))
-    if not _is_whole(tile_of_row, SPEC):
-        vector, place = _vectors_and_places(tile_of_row, SPEC)
-        valid = part.valid - _units_before(tile_of_row, SPEC) * column_unit(SPEC) + opaque_zero()
+    if not is_whole(tile_of_row, SPEC):
+        vector, _place = vectors_and_places(tile_of_row, SPEC)
+        valid = part.valid - units_before(tile_of_row, SPEC) * column_unit(SPEC) + opaque_zero()
         if SPEC.PADDED or not SPEC.ALIGNED:
-            column = (vector * SPEC.VECTOR + place) + gl.zeros_like(values).to(gl.int32)
-            values = gl.where(column < valid, values, gl.full_like(values, -INF))
+            inside = inside_softmax(values, part.valid, tile_of_row, SPEC)
+            values = gl.where(inside, values, gl.full_like(values, -INF))
         else:
             inside = gl.where(vector * SPEC.VECTOR < valid, 1, 0) + gl.zeros_like(values).to(gl.int32)
             values = keep_vectors(values, inside)
@@ -246,12 +220,26 @@ def reduce_tiles(
     for tile_of_row in gl.static_range(BEGIN, END):
         await_copies(END - 1 - tile_of_row + LATER)
         x, t = load_tile(walk, at, tile_of_row, tile_of_row, SPEC)
-        state = merge_two(state, tile_state(x, t, scales, SPEC).state, SPEC)
+        tile = tile_state(x, t, walk.part.valid, tile_of_row, scales, SPEC)
+        state = merge_two(state, tile.state, exp2, SPEC)
     return state
 
 
+class OptionFactors(NamedTuple):
+    """Factors of the gradient of options, any number without them."""
+
+    column: Any
+    """What every column has less, for label smoothing."""
+    entropy: Any
+    """Of the entropy, on exp_x times its exponent. `offset`: on exp_x."""
+    offset: Any
+
+
 class Factors(NamedTuple):
-    """Numbers that turn exponentials into gradients: of rows for the label's element, of threads for tiles."""
+    """Numbers that turn exponentials into gradients: of rows for the label's element, of threads for tiles.
+
+    With a softcap all are four times as large, because `exponents` has a quarter of its slope.
+    """
 
     row_reference: Any
     """(ROWS,)"""
@@ -263,10 +251,31 @@ class Factors(NamedTuple):
     """(ROWS, 1): the reference of the exponents of logits."""
     reference_t: Any
     """(ROWS, 1): the reference of the exponents of target logits."""
+    shift: Any
+    """(ROWS, 1): for jsd `state.mixture_shift`."""
     factor: Any
     """(ROWS, LANES): all scales over the sum of exponentials. 0 for rows that do not count."""
     second: Any
     """(ROWS, LANES): for reverse_kl the mean difference, for the others the factor of the targets' exponentials."""
+    row_options: OptionFactors
+    """(ROWS,). `options`: (ROWS, 1, LANES, 1)."""
+    options: OptionFactors
+
+
+@gluon.jit
+def _by_row(values, counts, SPEC: gl.constexpr):
+    """Convert to `row_layout`, with 0 for rows that do not count. With a softcap four times as large."""
+    values = gl.where(counts, gl.convert_layout(values, row_layout(SPEC)), 0.0)
+    if SPEC.SOFTCAP > 0:
+        values *= 4.0
+    return values
+
+
+@gluon.jit
+def _by_element(values, SPEC: gl.constexpr):
+    """(ROWS,) to (ROWS, 1, LANES, 1)."""
+    zero = gl.zeros(thread_shape(SPEC), gl.float32, thread_layout(SPEC))
+    return (zero + row_to_thread(values, SPEC))[:, None, :, None]
 
 
 @gluon.jit
@@ -275,71 +284,120 @@ def gradient_factors(state, terms, counts, SPEC: gl.constexpr):
 
     state: (ROWS,) of the whole vocabulary. terms: `RowTerms` of the rows. counts: (ROWS,) rows with a gradient.
     """
-    if SPEC.LOSS == "reverse_kl":
+    if SPEC.LOSS == "reverse_kl" or SPEC.LOSS == "jsd":
         factor = terms.on_p * LN_2 / state.s
     else:
         factor = terms.on_p / state.s
     row_reference = gl.convert_layout(reference(state.m), row_layout(SPEC))
-    row_factor = gl.where(counts, gl.convert_layout(factor, row_layout(SPEC)), 0.0)
+    row_factor = _by_row(factor, counts, SPEC)
     row_target = terms.on_target
     if is_tensor(row_target.type):
         row_target = gl.convert_layout(row_target, row_layout(SPEC))
+    if SPEC.SOFTCAP > 0:
+        row_target *= 4.0
     zero = gl.zeros(thread_shape(SPEC), gl.float32, thread_layout(SPEC))
     reference_x = row_to_thread(row_reference, SPEC)
     factor = zero + row_to_thread(row_factor, SPEC)
     reference_t = reference_x
+    shift = reference_x
     second = factor
     if not has_labels(SPEC):
         reference_t = row_to_thread(reference(state.m_t), SPEC)
-        if SPEC.LOSS == "reverse_kl":
+        if SPEC.LOSS == "jsd":
+            shift = row_to_thread(mixture_shift(state), SPEC)
+        if SPEC.LOSS == "reverse_kl" or SPEC.LOSS == "jsd":
             second = zero + row_to_thread(terms.on_target * LOG2_E, SPEC)
         else:
-            second = zero + row_to_thread((0.0 - terms.on_target) / state.s_t, SPEC)
-    return Factors(row_reference, row_factor, row_target, reference_x, reference_t, factor, second)
+            on_target = (0.0 - terms.on_target) / state.s_t
+            if SPEC.SOFTCAP > 0:
+                on_target *= 4.0
+            second = zero + row_to_thread(on_target, SPEC)
+    row_options = OptionFactors(row_factor, row_factor, row_factor)
+    options = OptionFactors(factor, factor, factor)
+    if SPEC.SMOOTHED or SPEC.ENTROPY_GRAD:
+        # With logits in bits log p + H is (x - h / s) LN_2.
+        on_entropy = terms.on_entropy * LN_2 / state.s
+        column = _by_row(terms.on_column + state.s * 0.0, counts, SPEC)
+        entropy = _by_row(0.0 - on_entropy, counts, SPEC)
+        offset = _by_row(on_entropy * (state.h / state.s), counts, SPEC)
+        row_options = OptionFactors(column, entropy, offset)
+        options = OptionFactors(_by_element(column, SPEC), _by_element(entropy, SPEC), _by_element(offset, SPEC))
+    return Factors(
+        row_reference, row_factor, row_target, reference_x, reference_t, shift, factor, second, row_options, options
+    )
 
 
 @gluon.jit
 def _store_gradient(walk, g, row, exists, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
     """Store the gradient of a tile, (ROWS, REPEATS, LANES, VECTOR) in fp32."""
     part = walk.part
-    if SPEC.PADDED and not _is_whole(tile_of_row, SPEC):
-        vector, place = _vectors_and_places(tile_of_row, SPEC)
+    if SPEC.PADDED and not is_whole(tile_of_row, SPEC):
+        vector, place = vectors_and_places(tile_of_row, SPEC)
         column = (vector * SPEC.VECTOR + place) + gl.zeros_like(g).to(gl.int32)
-        g = gl.where(column < part.valid - _units_before(tile_of_row, SPEC) * column_unit(SPEC), g, 0.0)
+        g = gl.where(column < part.valid - units_before(tile_of_row, SPEC) * column_unit(SPEC), g, 0.0)
     inside = _existing(exists, part, tile_of_row, SPEC)
     to = _addresses(walk.grad, row, part, tile_of_row, SPEC)
     gl.store(to, g.to(walk.grad.pointer.dtype.element_ty), mask=inside)
 
 
 @gluon.jit
-def store_from_registers(walk, tile, factors, row, exists, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
+def _times_factor(exp_x, x, factor, options, SPEC: gl.constexpr):
+    """Exponentials times their factor. x: the exponents. options: `OptionFactors`."""
+    if SPEC.ENTROPY_GRAD:
+        g = multiply_nonzero(exp_x, gl.fma(x, options.entropy, factor + options.offset))
+        if SPEC.SMOOTHED:
+            g -= options.column
+        return g
+    elif SPEC.SMOOTHED:
+        return gl.fma(exp_x, factor, 0.0 - options.column)
+    else:
+        return exp_x * factor
+
+
+@gluon.jit
+def store_from_registers(walk, tile, scales, factors, row, exists, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
     """Store the gradient of a tile in registers (`TileState`), whose exponentials are relative to each thread's m."""
-    g = tile.exp_x * (exp2(tile.state.m - factors.reference) * factors.factor)[:, None, :, None]
-    if SPEC.LOSS == "reverse_kl":
-        shift_x = reference(tile.state.m) - factors.reference
-        shift_t = reference(tile.state.m_t) - factors.reference_t
-        g = multiply_nonzero(g, tile.other + (shift_x - shift_t - factors.second)[:, None, :, None])
-    elif not has_labels(SPEC):
-        factor_t = exp2(tile.state.m_t - factors.reference_t) * factors.second
-        g = gl.fma(tile.other, factor_t[:, None, :, None], g)
-    _store_gradient(walk, g, row, exists, tile_of_row, SPEC)
+    if keeps_raw(SPEC):
+        store_from_logits(walk, (tile.exp_x, tile.other), scales, factors, row, exists, tile_of_row, SPEC)
+    else:
+        factor = exp2(tile.state.m - factors.reference) * factors.factor
+        g = _times_factor(tile.exp_x, tile.exp_x, factor[:, None, :, None], factors.options, SPEC)
+        if SPEC.LOSS == "reverse_kl":
+            shift_x = reference(tile.state.m) - factors.reference
+            shift_t = reference(tile.state.m_t) - factors.reference_t
+            g = multiply_nonzero(g, tile.other + (shift_x - shift_t - factors.second)[:, None, :, None])
+        elif not has_labels(SPEC):
+            factor_t = exp2(tile.state.m_t - factors.reference_t) * factors.second
+            g = gl.fma(tile.other, factor_t[:, None, :, None], g)
+        _store_gradient(walk, g, row, exists, tile_of_row, SPEC)
 
 
 @gluon.jit
 def store_from_logits(walk, raw, scales, factors, row, exists, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
     """Store the gradient of a tile of raw logits and target logits, `raw`, (ROWS, REPEATS, LANES, VECTOR) each."""
-    x = gl.fma(to_fp32(raw[0]), scales.logits, 0.0 - factors.reference[:, None, :, None])
+    x, slope = exponents(raw[0], scales.logits, factors.reference[:, None, :, None], SPEC.SOFTCAP)
     g = exp2(x)
+    factor = factors.factor[:, None, :, None]
+    options = factors.options
     if has_labels(SPEC):
-        g *= factors.factor[:, None, :, None]
+        g = _times_factor(g, x, factor, options, SPEC)
     else:
-        t = gl.fma(to_fp32(raw[1]), scales.target, 0.0 - factors.reference_t[:, None, :, None])
-        if SPEC.LOSS == "reverse_kl":
+        t, _ = exponents(raw[1], scales.target, factors.reference_t[:, None, :, None], SPEC.TARGET_SOFTCAP)
+        if SPEC.LOSS == "reverse_kl" or SPEC.LOSS == "jsd":
             # The mean joins as a term: subtracted from a large reference it would lose that reference's last bits.
             offset = 0.0 - factors.factor * factors.second
-            g = multiply_nonzero(g, gl.fma(x - t, factors.factor[:, None, :, None], offset[:, None, :, None]))
+            difference = x - t
+            if SPEC.LOSS == "jsd":
+                difference, _, _, _ = over_mixture(x, t + factors.shift[:, None, :, None], SPEC)
+                difference = 0.0 - difference
+            of_row = gl.fma(difference, factor, offset[:, None, :, None])
+            if SPEC.ENTROPY_GRAD:
+                of_row += gl.fma(x, options.entropy, options.offset)
+            g = multiply_nonzero(g, of_row)
         else:
-            g = gl.fma(exp2(t), factors.second[:, None, :, None], g * factors.factor[:, None, :, None])
+            g = gl.fma(exp2(t), factors.second[:, None, :, None], _times_factor(g, x, factor, options, SPEC))
+    if SPEC.SOFTCAP > 0:
+        g *= slope
     _store_gradient(walk, g, row, exists, tile_of_row, SPEC)
 
 
@@ -348,8 +406,10 @@ def store_at_label(walk, label, factors, row, scales, SPEC: gl.constexpr):
     """Store the gradient of the label's own element again, (ROWS,): cheaper than to compare every column with it."""
     if has_labels(SPEC):
         grad = walk.grad
-        exp_x = exp2(gl.fma(label.logit, scales.logits, 0.0 - factors.row_reference))
-        at_label = exp_x * factors.row_factor - factors.row_target
+        x, slope = exponents(label.logit, scales.logits, factors.row_reference, SPEC.SOFTCAP)
+        at_label = _times_factor(exp2(x), x, factors.row_factor, factors.row_options, SPEC) - factors.row_target
+        if SPEC.SOFTCAP > 0:
+            at_label *= slope
         at = row * (grad.row * column_unit(SPEC)) + (walk.part.first * column_unit(SPEC) + label.local) * grad.column
         barrier()
         gl.store(grad.pointer + at, at_label.to(grad.pointer.dtype.element_ty), mask=label.held)

@@ -32,8 +32,8 @@ LINE_VECTORS = 8
 class Shape(NamedTuple):
     """The kernel for rows of a width, and what it needs of a multiprocessor."""
 
-    kernel: Literal["one_pass", "whole_row", "shared_rows"]
-    """`kernels` explains them."""
+    kernel: Literal["one_pass", "whole_row", "shared_rows", "mixture"]
+    """`kernels` and `mixture` explain them."""
     block: int
     """Columns of a tile, but for the last one."""
     tile_columns: int
@@ -48,7 +48,7 @@ class Shape(NamedTuple):
 class Tiling:
     """The shape of tiles and how programs share them. The width and alignment of a shard may make it differ by rank."""
 
-    kernel: Literal["one_pass", "whole_row", "shared_rows"]
+    kernel: Literal["one_pass", "whole_row", "shared_rows", "mixture"]
     rows: int
     repeats: int
     last_repeats: int
@@ -105,8 +105,9 @@ def machine(device: int) -> Machine:
 
 
 def _shape(
-    share: int, world_size: int, has_labels: bool, column_bytes: int, cap: int, top_k: bool, limits: Machine
-) -> Shape:
+    share: int, world_size: int, has_labels: bool, mixture: bool, column_bytes: int, cap: int, top_k: bool,
+    options: bool, limits: Machine,
+) -> Shape:  # fmt: skip
     padded, full = max(SMALLEST_BLOCK, next_power_of_2(share)), TILE_BYTES // column_bytes
 
     def bytes_of_tiles(programs_per_sm: int) -> int:
@@ -114,6 +115,12 @@ def _shape(
 
     # Six tiles of a row that fills a multiprocessor stay in shared memory, and two pass through a seventh place to
     # registers. Otherwise two programs would share the row and wait for each other.
+    if mixture:
+        tile_columns = full // 2
+        while 2 * 3 * tile_columns * column_bytes > bytes_of_tiles(2):  # two tiles, with three places each
+            tile_columns //= 2
+        block = min(tile_columns, cap, padded // 2)
+        return Shape("mixture", block, tile_columns, 2 * block, 4, 2)
     fits = limits.shared_bytes >= 7 * TILE_BYTES + RESERVED_BYTES
     if world_size == 1 and not top_k and fits and 4 * full < padded <= 8 * min(full, cap):
         return Shape("whole_row", padded // 8, padded // 8, padded, 16, 1)
@@ -122,8 +129,10 @@ def _shape(
     # and less are faster if a tile has several of their rows.
     block = min(full // 2, cap)  # a smaller one would need many tiles
     halves = bytes_of_tiles(2) // (block * column_bytes)  # of two places each
-    if has_labels and not top_k and block >= full // 4 and share > (8 * full if world_size == 1 else full):
-        return Shape("shared_rows", block, block, halves * block // 2, 4, 2)
+    long = share > 8 * full if world_size == 1 else share > full and (options or share != padded)
+    warps = 8 if options and world_size > 1 else 4
+    if has_labels and not top_k and block >= full // 4 and long:
+        return Shape("shared_rows", block, block, halves * block // 2, warps, 2)
 
     # Two programs per multiprocessor: one works while the other waits, if 128 registers per thread are enough. The
     # launch is cooperative, so the driver refuses it if not all programs fit at once.
@@ -140,10 +149,12 @@ def _shape(
     if world_size > 1:
         tiles, block = 4, full // programs_per_sm  # three hide the exchange
     elif short and padded <= full:
-        tiles = 1
+        tiles, block = (2, full // 2) if options else (1, full)
     elif padded <= 4 * full:
         tiles = 2
-        if padded > 2 * full:
+        if padded > 2 * full and options:
+            tiles = 4
+        elif padded > 2 * full:
             block = 2 * full  # a row that just fits: nothing to exchange
     else:
         tiles = 4
@@ -156,27 +167,28 @@ def _shape(
 @functools.lru_cache(maxsize=256)
 def tiling(
     rows: int, columns: int, share: int, world_size: int, itemsize: int, loss: str, block_cap: int | str,
-    whole_vectors: bool, limits: Machine, widest: int | None = None, top_k: bool = False,
+    whole_vectors: bool, limits: Machine, widest: int | None = None, top_k: bool = False, options: bool = False,
 ) -> Tiling | str:  # fmt: skip
     """Return the tiling for (rows, columns) logits, or the reason why there is none.
 
     share: columns per rank if the vocabulary is split evenly. This number is equal on all ranks, so that their tilings
     agree in everything that the exchange needs. One rank alone uses its columns, of which some may be padding.
     top_k: the target is a teacher's top k, for whose numbers only the general kernel has registers.
+    options: the loss has more terms than a thread has registers for beside 64 numbers of a tile.
     widest: the most columns that a rank holds, if the ranks know it. If not, a rank with too many raises ValueError.
     """
     share = columns if world_size == 1 else share
     cap = measured_cap("one_read", loss, share) if block_cap == "auto" else int(block_cap)
-    has_labels = loss == "cross_entropy"
+    has_labels, mixture = loss == "cross_entropy", loss == "jsd"
     column_bytes = itemsize * (1 if has_labels else 2)  # the logit and, unless the target is a label, the target logit
-    shape = _shape(share, world_size, has_labels, column_bytes, cap, top_k, limits)
+    shape = _shape(share, world_size, has_labels, mixture, column_bytes, cap, top_k, options, limits)
     part_columns = shape.part_columns
     parts = max(1, -(-columns // part_columns))
     ranks = next_power_of_2(world_size)
     if world_size > 1:
         slots = next_power_of_2(2 * -(-share // part_columns))  # for shards of up to twice the even share
     else:
-        slots = 0 if parts == 1 else next_power_of_2(parts)
+        slots = 0 if parts == 1 and not mixture else next_power_of_2(parts)
     all_programs = limits.processors * shape.programs_per_sm
     if ranks * slots > MAX_WORDS or slots > all_programs:  # all parts of a row run at once
         return f"its rows are too long with block_cap={block_cap}"

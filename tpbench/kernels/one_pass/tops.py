@@ -11,8 +11,7 @@ from triton.experimental.gluon import language as gl
 
 from tpbench.kernels.one_pass.layouts import column_unit, state_layout, top_layout
 from tpbench.kernels.one_pass.ptx import barrier, exp2
-from tpbench.kernels.one_pass.state import INF, maxima
-from tpbench.kernels.one_pass.tiles import LOG2_E
+from tpbench.kernels.one_pass.state import INF, LOG2_E, maxima
 from tpbench.kernels.row_terms import LEAST_REST, LN_2, Teacher, reference, state_of, weigh
 
 

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from tpbench.kernels.cached_launch import INTERPRETED
 from tpbench.kernels.row_loss import TopTarget
-from tpbench.kernels.row_terms import LEAST_REST, Scales, Teacher, reference, shifted, state_of, weigh
+from tpbench.kernels.row_terms import LEAST_REST, Scales, Teacher, merge_two, reference, state_of, weigh
 
 
 class TwoPassSpec(NamedTuple):
@@ -48,6 +48,12 @@ class TwoPassSpec(NamedTuple):
 
 
 _INTERPRETED = tl.constexpr(INTERPRETED)
+
+
+@triton.jit
+def natural_exp(x):
+    """Return tl.exp: kernels can pass this function to others, which Triton 3.6 refuses for its own."""
+    return tl.exp(x)
 
 
 @triton.jit
@@ -175,48 +181,6 @@ def tile_state(x, t, mask, columns, SPEC: tl.constexpr):
         return state_of((m, s, m_t, s_t, tl.sum(terms, axis=1), h), SPEC)
 
 
-@triton.jit
-def merge_two(one, two, SPEC: tl.constexpr):
-    """Merge the states of two disjoint sets of columns.
-
-    The merge is not associative in the last bit, so the caller must keep one order.
-    """
-    m = tl.maximum(one.m, two.m)
-    r = reference(m)
-    w_1 = tl.exp(one.m - r)
-    w_2 = tl.exp(two.m - r)
-    s = one.s * w_1 + two.s * w_2
-    shift_1 = reference(one.m) - r
-    shift_2 = reference(two.m) - r
-    h = one.h
-    if SPEC.ENTROPY:
-        h = weigh(w_1, one.h + one.s * shift_1) + weigh(w_2, two.h + two.s * shift_2)
-    if SPEC.TOP_K:
-        m_k = tl.maximum(one.m_k, two.m_k)
-        r_k = reference(m_k)
-        wk_1 = tl.exp(one.m_k - r_k)
-        wk_2 = tl.exp(two.m_k - r_k)
-        a_1 = shifted(one, wk_1, wk_1, reference(one.m_k) - r_k, 0.0, SPEC)
-        a_2 = shifted(two, wk_2, wk_2, reference(two.m_k) - r_k, 0.0, SPEC)
-        return state_of((m, s, m_k, one.s_k * wk_1 + two.s_k * wk_2, one.s_t + two.s_t, a_1 + a_2, h), SPEC)
-    elif SPEC.LOSS == "cross_entropy":
-        s_t = one.s_t
-        a = one.a
-        if SPEC.SMOOTHED:
-            s_t = one.s_t + two.s_t
-            a = (one.a + one.s_t * shift_1) + (two.a + two.s_t * shift_2)
-        return state_of((m, s, one.x_label + two.x_label, s_t, a, h), SPEC)
-    else:
-        m_t = tl.maximum(one.m_t, two.m_t)
-        r_t = reference(m_t)
-        wt_1 = tl.exp(one.m_t - r_t)
-        wt_2 = tl.exp(two.m_t - r_t)
-        s_t = one.s_t * wt_1 + two.s_t * wt_2
-        a_1 = shifted(one, w_1, wt_1, shift_1, reference(one.m_t) - r_t, SPEC)
-        a_2 = shifted(two, w_2, wt_2, shift_2, reference(two.m_t) - r_t, SPEC)
-        return state_of((m, s, m_t, s_t, a_1 + a_2, h), SPEC)
-
-
 class TopColumns(NamedTuple):
     """The logits in the teacher's columns of rows, (ROWS, TOP_BLOCK)."""
 
@@ -301,7 +265,7 @@ def shard_state(logits, target, row, counts, label, strides, shard, scales, SPEC
             t = load_capped(target, row * strides.target_row, column * strides.target_column, mask, SPEC.TARGET_SOFTCAP)
             t = t * scales.target
         columns = tl.minimum(shard.n_valid - start, SPEC.BLOCK)
-        state = merge_two(state, tile_state(x, t, mask, columns, SPEC), SPEC)
+        state = merge_two(state, tile_state(x, t, mask, columns, SPEC), natural_exp, SPEC)
     if SPEC.TOP_K:
         teacher, _ = load_teacher(target, row, counts, shard, scales, SPEC)
         top = top_columns(logits, teacher, row, strides, shard, scales, SPEC)
@@ -335,5 +299,5 @@ def gathered_state(gathered, row, exists, n_rows, world_size, WIDTH: tl.constexp
         for number in tl.static_range(WIDTH):
             place = gathered + (rank * WIDTH + number) * n_rows + row
             numbers = numbers + (tl.load(place, mask=exists, other=0.0),)
-        state = merge_two(state, state_of(numbers, SPEC), SPEC)
+        state = merge_two(state, state_of(numbers, SPEC), natural_exp, SPEC)
     return state

@@ -110,8 +110,8 @@ def _no_such_exchange(problem: EntropyLoss, tp_size: int) -> str | None:
     """Return why the kernels' algorithm cannot use the exchange over these ranks, or None if it can."""
     if problem.exchange == "all_reduce":
         return "exchange=all_reduce is of pytorch_tp_manual"
-    if problem.loss == "jsd" and (problem.algorithm in ("two_reads", "one_read") or problem.exchange == "symmetric"):
-        return "loss=jsd is algorithm=two_kernels and exchange=nccl"
+    if problem.loss == "jsd" and problem.algorithm == "two_reads":
+        return "loss=jsd is algorithm=two_kernels or one_read"
     if tp_size > 1 and problem.algorithm == "two_reads":
         return "algorithm=two_reads makes loss and gradient in one kernel: over ranks the exchange lies between them"
     exchange = {"two_kernels": "nccl", "one_read": "symmetric"}.get(problem.algorithm, problem.exchange)
