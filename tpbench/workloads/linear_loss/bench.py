@@ -20,7 +20,7 @@ from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.measure.timers import do_nothing
 from tpbench.workloads.differences import Compared, Comparison, smallest
 from tpbench.workloads.linear_loss.inputs import Output, Shard, make_shard
-from tpbench.workloads.linear_loss.noise import ARITHMETIC, LogitNoise, ProductNoise
+from tpbench.workloads.linear_loss.noise import ARITHMETIC, PRODUCTS, LogitNoise, ProductNoise
 from tpbench.workloads.linear_loss.problem import WORKLOAD, LinearLoss
 from tpbench.workloads.losses.formulas import objective_losses
 from tpbench.workloads.losses.inputs import EDGE_LOGIT, edges
@@ -132,7 +132,7 @@ class Oracle(LossOracle):
         if self.mass is not None:  # terms of these gradients cancel, and so do their errors
             shares = self.mass.mul_(self.scale * self.inverse_count)
             moved = grad.abs() + shares
-        arithmetic = ARITHMETIC * self.steep
+        arithmetic = self.steep * max(ARITHMETIC, PRODUCTS * math.sqrt(problem.hidden))
         deviation = logits.mul_(torch.finfo(self._dtype).eps / math.sqrt(12)).add_(arithmetic)
         spread, whole = self.sum(torch.stack(((moved * deviation).square().sum(1), shares.sum(1))))
         common = (spread.sqrt() / whole).nan_to_num_(0.0)
