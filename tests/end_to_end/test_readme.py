@@ -76,7 +76,8 @@ def test_the_workflow_fails_for_a_worse_variant(tmp_path: Path) -> None:
     workflow = re.findall(r"```yaml\n(.*?)```", (ROOT / "tpbench/docs/ci.md").read_text(), flags=re.DOTALL)[0]
     commands = [step["run"] for step in yaml.safe_load(workflow)["jobs"]["measure"]["steps"] if "run" in step]
     script = "\n".join(commands).replace("shape=v32k_tp1", "shape=tiny_tp2 device=cpu measure=quick")
-    script = script.replace("cross_entropy,reverse_kl", "cross_entropy").replace("device_ms", "peak_gib")
+    script = script.replace("cross_entropy,reverse_kl", "cross_entropy")
+    script = script.replace("--format", "--metric peak_gib --format")  # a time would depend on the machine
     script = script.replace("my_loss.py:fast_tp,pytorch_gather", "my_loss.py:fast_tp")
     example = (ROOT / "tpbench/api/examples/entropy_loss.py").read_text()
     env = environment() | {"ROWS": str(tmp_path / "rows"), "GITHUB_STEP_SUMMARY": str(tmp_path / "summary")}
