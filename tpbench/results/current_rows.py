@@ -5,6 +5,8 @@ skipped, holds only if no measurement was made with the same kernels and package
 earlier or later.
 """
 
+import contextlib
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -72,15 +74,26 @@ def hardware(frame: pd.DataFrame) -> pd.DataFrame:
 def newest(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of `frame` that no other row of the same cell replaces, in their order.
 
-    Rows are of the same cell if key, device and hardware are equal, on any host and with any software. The newest row
-    holds, unless a measurement replaces it. A row without a key is a separate cell.
+    Rows are of the same cell if key, device and hardware are equal, on any host and with any software, and if no two
+    files declare their operation. The newest row holds, unless a measurement replaces it. A row without a key is a
+    separate cell.
     """
     frame = frame.drop(replaced_rows(frame))
     cells = hardware(frame).fillna("")
     cells["key"] = frame["key"].fillna("row " + frame.index.to_series().astype(str))
+    paths = frame["workload_definition"].map(_path_of, na_action="ignore").astype(object)
+    cells["path"] = paths.fillna(paths.groupby(cells["key"]).transform("last")).fillna("")
     cells["when"] = frame["finished_at"].fillna(frame["started_at"])
     cells = cells.sort_values("when", kind="stable", na_position="first")
-    return frame.loc[cells.drop_duplicates(["key", "device", "hardware"], keep="last").index.sort_values()]
+    return frame.loc[cells.drop_duplicates(["key", "path", "device", "hardware"], keep="last").index.sort_values()]
+
+
+def _path_of(definition: str) -> str | None:
+    """Return the path of the file that declares an operation. Rows of older versions have none."""
+    with contextlib.suppress(ValueError, AttributeError, RecursionError):  # it may be any text
+        path = json.loads(definition).get("path")
+        return path if isinstance(path, str) else None
+    return None
 
 
 def replaced_rows(frame: pd.DataFrame) -> list[Any]:

@@ -26,15 +26,24 @@ def definition_of(workload: Workload) -> dict[str, Any]:
     hints = typing.get_type_hints(workload.problem)
     columns = {column.name: column.doc for column in declared(workload.columns)}
     code = getattr(inspect.unwrap(next(iter(workload.functions.values()), definition_of)), "__code__", None)
+    file = Path(code.co_filename) if code else None
     return {
         "name": workload.name,
-        "file": Path(code.co_filename).name if code else "",
+        "file": file.name if file else "",
+        **({"path": _path_in_checkout(file)} if file else {}),
         "title": workload.summary,
         "costs": not workload.functions.keys().isdisjoint(("costs", "session")),
         "fields": [_field(field, hints[field.name]) for field in dataclasses.fields(workload.problem)],
         **({"columns": columns} if columns else {}),
         **({"scheduled": True} if "session" in workload.functions else {}),
     }
+
+
+def _path_in_checkout(file: Path) -> str:
+    """Return the path from the root of the file's git repository, which is equal in all checkouts, or else the whole
+    path."""
+    root = next((folder for folder in file.parents if (folder / ".git").exists()), None)
+    return (file.relative_to(root) if root else file).as_posix()
 
 
 def _field(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
@@ -122,9 +131,10 @@ def _extends(definition: Mapping[str, Any], older: Mapping[str, Any]) -> bool:
     """Return true if the definition has the fields of the older one, and further ones with defaults only."""
     names = {field["name"] for field in older["fields"]}
     added = [field for field in definition["fields"] if field["name"] not in names]
-    files = {text for text in (definition.get("file"), older.get("file")) if text}  # rows of older versions have none
     extends = len(names) + len(added) == len(definition["fields"]) and all("default" in field for field in added)
-    return extends and len(files) < 2
+    # Rows of older versions have no path, or no file.
+    places = ({text for text in (definition.get(name), older.get(name)) if text} for name in ("file", "path"))
+    return extends and all(len(texts) < 2 for texts in places)
 
 
 def register_stored(definitions: Iterable[Any]) -> None:

@@ -161,7 +161,7 @@ def run(folder: Path, text: str, cell: int, file: str = "my_op.py", **fields: An
     (folder / file).write_text(text)
     outside_choices.command_line_variants.clear()
     rewritten([f"variant={file}:copies"])
-    job = parsed(variant=f"{file}:copies", output_dir=str(folder / "outputs"), **fields)
+    job = parsed(variant=f"{Path(file).name}:copies", output_dir=str(folder / "outputs"), **fields)
     task = new_task(job, folder / str(cell), cell=cell, **FACTS)
     store(task.result("ok", None, time_ms=1.0 + cell, output_error=0.0), job, task.folder)
     (folder / file).unlink()
@@ -205,11 +205,28 @@ def test_a_row_of_another_form_of_its_operation_is_another_problem(text: str, fi
     assert (
         len(older.lines) == 2
         and len(today.lines) == 1
-        and older.facts["form"] == "tokens, delay_ms, how, seed (my_op.py)"
+        and older.facts["form"] == f"tokens, delay_ms, how, seed ({folder.resolve()}/my_op.py)"
     )
     pairs = pair_cells(rows[:2], rows[2:])
     assert len(pairs) == 3 and not any(pair.before and pair.after for pair in pairs)
     assert information(["report", "outputs", "--columns", "how,delay_ms", "--only", "delay_ms=1"]) == 0
+
+
+def test_two_files_of_one_name_are_two_problems_and_an_edited_one_stays_itself(folder: Path) -> None:
+    for cell, place in enumerate(("one/.git", "two")):
+        (folder / place).mkdir(parents=True)
+        run(folder, FILE, cell, f"{place[:3]}/my_op.py")
+    run(folder, FILE.replace("a copy", "another copy"), 2, "one/my_op.py")
+    rows = tpbench.load(folder / "outputs")
+    assert rows["key"].nunique() == 1
+    first, second = arrange_rows(rows)
+    assert "form" not in first.facts and second.facts["form"].endswith("/two/my_op.py)")
+    assert [[record["row_id"] for record in grid.records] for grid in (first, second)] == [
+        [rows["row_id"][2]],
+        [rows["row_id"][1]],
+    ]
+    assert any(pair.before and pair.after for pair in pair_cells(rows[:1], rows[2:]))
+    assert not any(pair.before and pair.after for pair in pair_cells(rows[:1], rows[1:2]))
 
 
 def test_a_file_is_known_when_rows_of_others_are_read(folder: Path) -> None:

@@ -14,6 +14,7 @@ import pandas as pd
 from tpbench.report.analysis import comparison, records
 from tpbench.report.analysis.comparison import Ratio, Scatter, compare, value_of
 from tpbench.report.analysis.conditions import differences, remarks, stack
+from tpbench.report.analysis.grid import form_of
 from tpbench.report.analysis.metrics import Metric
 from tpbench.report.analysis.power import SURE, Test, common_ratios, with_rows
 from tpbench.report.analysis.records import Record, is_measurement, named, row_records, value_text
@@ -305,6 +306,7 @@ def _identity(record: Record) -> CellIdentity:
     problem = records.problem_fields(workload) or dict.fromkeys(_NAMED_FIRST)
     defaults = dict.fromkeys(_ALWAYS) | problem | {"dp_size": 1, "nodes": 1, "graph": False, "fresh": False}
     values = {name: default if record.get(name) is None else record[name] for name, default in defaults.items()}
+    values["form"] = form_of(workload) or None
     plain = (bool, int, float, type(None))
     return tuple(
         (name, value if name != "block_cap" and isinstance(value, plain) else str(value))

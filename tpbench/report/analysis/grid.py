@@ -17,6 +17,7 @@ from tpbench.report.analysis.records import (
     problem_fields,
     problem_identity,
     row_records,
+    short_text,
     sort_key,
     value_item,
     value_text,
@@ -107,7 +108,8 @@ def form_of(workload: Workload | None) -> str:
     """Return the fields of a form that a user's operation has no more, and its file. Empty for any other workload."""
     if workload is None or workload.definition is None or workload is workloads().get(workload.name):
         return ""
-    return f"{', '.join(problem_fields(workload))} ({workload.definition.get('file') or 'unknown file'})"
+    file = workload.definition.get("path") or workload.definition.get("file") or "unknown file"
+    return f"{', '.join(problem_fields(workload))} ({file})"
 
 
 def _grid(records: list[Record], workload: Workload | None) -> RecordGrid:
@@ -162,7 +164,7 @@ def _split(records: list[Record], workload: Workload | None) -> tuple[dict[str, 
     if records[0]["hardware"] is None:
         facts["hardware"] = "unknown hardware"
     if form := form_of(workload):
-        facts["form"] = value_text(form)
+        facts["form"] = short_text(form, 200)
     for name, default in free.items():
         if len(values[name]) == 1 and values[name] != {default}:
             facts[column_label(name)] = value_item(*values[name])
