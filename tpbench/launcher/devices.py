@@ -64,10 +64,8 @@ def _lock(uuid: str) -> int | None:
         os.close(file)
         return None
     except OSError as error:
-        raise JobError(
-            f"{path} cannot be locked ({error.strerror}): sweeps share GPUs by locks in {FOLDER}, so all users of "
-            "this host must be able to create and lock files there"
-        ) from None
+        needed = f"all users of this host must be able to create and lock files in {FOLDER}"
+        raise JobError(f"{path} cannot be locked ({error.strerror}): {needed}") from None
     finally:
         os.umask(old)
 

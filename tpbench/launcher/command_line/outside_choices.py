@@ -43,15 +43,11 @@ def name_in_rows(choice: str) -> str:
         return choice
     known = command_line_variants.setdefault(outside.name, outside)
     if known != outside:
-        raise JobError(
-            f"{known.path} and {outside.path} have the same name in rows, {outside.name}: rename one of the files"
-        )
+        raise JobError(f"{known.path} and {outside.path} have the same name in rows, {outside.name}: rename one")
     for other in command_line_variants.values():
         if other.workload == outside.workload and other.definition and other.definition != outside.definition:
-            raise JobError(
-                f"{other.path} and {outside.path} declare different workloads called {outside.workload}: "
-                "write Workload(..., name=...) in one of them"
-            )
+            both = f"{other.path} and {outside.path} declare different workloads called {outside.workload}"
+            raise JobError(f"{both}: write Workload(..., name=...) in one of them")
     register_choice(outside)
     return outside.name
 
@@ -64,10 +60,8 @@ def find_outside(choice: str) -> OutsideVariant | None:
     if not FILE_NAME.fullmatch(path.name):
         raise JobError(f"{path.name}: rename the file; its name may have letters, digits and _ - . of ASCII only")
     if not (function := match["function"]):
-        raise JobError(
-            f"variant={choice} names no function: write {choice.rstrip(':')}:FUNCTION "
-            f"(its variants: {', '.join(names_in(path)) or 'none'})"
-        )
+        right = f"write {choice.rstrip(':')}:FUNCTION (its variants: {', '.join(names_in(path)) or 'none'})"
+        raise JobError(f"variant={choice} names no function: {right}")
     return from_file(path, function)
 
 
@@ -89,12 +83,10 @@ def _require_free_names(variant: OutsideVariant) -> None:
     taken = {field.name for cls in (Job, MeasureSettings) for field in fields(cls)} | SWEEP_OPTION_NAMES
     taken |= {*GROUPS, *aliases(), *REPORT_NAMES, *COMMON_COLUMNS} - SHARED_COLUMNS.keys()
     types = {field.name: type_of_hint(field.type) for field in fields(variant.of_workload.problem)}
-    typed = {
-        name: column.type for other in NAMES for name, column in workload_columns()[other].items()
-    } | SHARED_COLUMNS
+    columns = [column for other in NAMES for column in workload_columns()[other].values()]
+    typed = {column.name: column.type for column in columns} | SHARED_COLUMNS
     wrong = [name for name, kind in types.items() if name in taken or kind != typed.get(name, kind)]
     for name in wrong or variant.of_workload.column_types().keys() & {*REPORT_NAMES, *COMMON_COLUMNS, *typed, *types}:
         what = "field" if name in wrong else "column"
-        raise JobError(
-            f"{file}: the {what} {name} of {variant.workload} has a name that tpbench or a field uses: rename it"
-        )
+        mistake = f"the {what} {name} of {variant.workload} has a name that tpbench or a field uses"
+        raise JobError(f"{file}: {mistake}: rename it")
