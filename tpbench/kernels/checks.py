@@ -25,6 +25,8 @@ LINEAR_INPUTS = ("hidden", "weight", "bias")
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 TOP_LOSSES = ("soft_cross_entropy", "forward_kl", "reverse_kl")
 """The losses whose target may be a teacher's top k."""
+CLIP = (0.2, 0.2)
+"""The clip unless a call gives one."""
 MAX_TOP_K = 1024
 MAX_BLOCK = 65536
 MAX_COLUMNS = 2**31 - 1
@@ -103,6 +105,8 @@ def options(given: Options) -> None:
         raise TypeError(f"clip must be two numbers, how far the ratio may fall below 1 and rise above: {given.clip!r}")
     for limit in given.clip:
         number("clip", limit)
+    if loss != "policy" and tuple(given.clip) != CLIP:
+        raise ValueError(f"clip belongs to loss='policy': it must be {CLIP} for loss={given.shown_loss}")
     if group is None or group.size() == 1:
         return
     if algorithm == "two_reads":
@@ -137,6 +141,12 @@ def tensor(
         raise ValueError(f"{name} must be on {device}, got {value.device}")
     if value.is_neg():
         raise ValueError(f"{name} must not be a negative view, as of a conjugate: call resolve_neg() on it")
+
+
+def workspace(gib: Any) -> None:
+    """Raise unless `gib` is "auto" or a positive number."""
+    if gib != "auto":
+        number("workspace_gib", gib, positive=True)
 
 
 def first_derivative() -> None:

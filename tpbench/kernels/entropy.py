@@ -51,7 +51,7 @@ def entropy_loss(
     entropy_grad: Tensor | None = None,
     old_logprobs: Tensor | None = None,
     advantages: Tensor | None = None,
-    clip: tuple[float, float] = (0.2, 0.2),
+    clip: tuple[float, float] = checks.CLIP,
     ref_logprobs: Tensor | None = None,
     kl_weight: float = 0.0,
     entropy_weight: float = 0.0,

@@ -262,6 +262,7 @@ class LinearEntropyLoss(_LossModule):
         if settings.get("loss") == "logprob":
             settings = {"reduction": "none", "entropy": True, **settings}
         super().__init__(linear_entropy_loss, {"bias", "grad", "weight_grad"}, settings)
+        checks.workspace(settings.get("workspace_gib", "auto"))
 
     @outside_of_graphs
     def forward(

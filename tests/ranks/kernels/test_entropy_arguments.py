@@ -55,6 +55,7 @@ ERRORS: list[tuple[type[Exception], str, dict[str, Any]]] = [
     (TypeError, "advantages must be float32", {**POLICY, "advantages": ROOM[0, :4].double()}),
     (ValueError, "needs algorithm='two_kernels'", {"loss": lambda logprobs: logprobs, "algorithm": "one_read"}),
     (TypeError, "clip must be two numbers", {**POLICY, "clip": 0.2}),
+    (ValueError, "clip belongs to loss='policy'", {"clip": (0.1, 0.2)}),
     (ValueError, "beta must be less than 1", {"loss": "jsd", "target": LOGITS, "beta": 1.0}),
     (ValueError, "loss='jsd' needs algorithm=", {"loss": "jsd", "target": LOGITS, "algorithm": "two_reads"}),
     (ValueError, "may be a TopK for soft_cross_entropy", {"loss": "jsd", "target": TopK(LOGITS, INDICES)}),

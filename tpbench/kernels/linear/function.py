@@ -89,7 +89,7 @@ def linear_entropy_loss(
     entropy_grad: Tensor | None = None,
     old_logprobs: Tensor | None = None,
     advantages: Tensor | None = None,
-    clip: tuple[float, float] = (0.2, 0.2),
+    clip: tuple[float, float] = checks.CLIP,
     ref_logprobs: Tensor | None = None,
     kl_weight: float = 0.0,
     entropy_weight: float = 0.0,
@@ -157,8 +157,7 @@ def linear_entropy_loss(
     checks.row_tensors(options, numbers, n_rows, device)
     checks.divisor(options, divisor, device)
     checks.objective(options, row_inputs, sequence_lengths, n_rows, device)
-    if workspace_gib != "auto":
-        checks.number("workspace_gib", workspace_gib, positive=True)
+    checks.workspace(workspace_gib)
 
     changes = {"target_softcap": softcap} if isinstance(target, (tuple, list)) else {}
     loss_of_row = RowLoss.of_call(options, len(weight), device, "weight", target, **changes)
