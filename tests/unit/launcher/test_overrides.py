@@ -241,6 +241,8 @@ EXPLANATIONS = {
     "tokens==64": f"tokens==64: {RIGHT} tokens=64",
     "seed=a=b": "seed=a=b: brackets and quotation marks must match, and a value with other characters of "
     "special meaning is quoted twice: \"seed='a=b'\"",
+    "output_dir=it's": "output_dir=it's: brackets and quotation marks must match, and a value with other characters of "
+    "special meaning is quoted twice: \"output_dir='it\\'s'\"",
 }
 
 

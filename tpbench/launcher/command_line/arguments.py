@@ -277,6 +277,7 @@ def _explanation(argument: str) -> str:
     right = f"{'-m ' * (len(list(filter(None, values))) > 1)}{name.strip()}={','.join(filter(None, values))}"
     if any(values) and right.removeprefix("-m ") != argument:
         return f"{argument}: a value has no space around it, no comma at its end and one equals sign: write {right}"
+    value = value.replace("'", r"\'")
     special = "a value with other characters of special meaning is quoted twice"
     return f"{argument}: brackets and quotation marks must match, and {special}: \"{name}='{value}'\""
 
