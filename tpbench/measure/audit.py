@@ -108,11 +108,11 @@ class AuditedSession(Session):
 
 
 def tensors_of(shard: Any) -> list[Tensor]:
-    """Return the tensors in a dictionary or in the fields of a dataclass that aren't constant.
+    """Return the tensors in a value, or in the fields of a dataclass that aren't constant.
 
-    Tuples and dictionaries may hold them, too.
+    Lists, tuples and dictionaries may hold them.
     """
-    if not isinstance(shard, dict):
+    if dataclasses.is_dataclass(shard):
         fields = (field for field in dataclasses.fields(shard) if not field.metadata.get("constant"))
         shard = [getattr(shard, field.name) for field in fields]
     return [leaf for leaf in tree_leaves(shard) if isinstance(leaf, Tensor)]

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from tpbench.comm.collectives import gather_objects
 from tpbench.measure.audit import AuditedSession, Inputs, tensors_of
@@ -393,11 +394,17 @@ def _tensors(function: Callable[..., Any], *arguments: Any) -> dict[str, Tensor]
 
 
 def _require_dense(function: Callable[..., Any], values: Any, *, writable: bool = False) -> None:
-    """Raise WrongReturn for a tensor in a dictionary that cannot be read as a whole, or changed in place (writable)."""
-    for name, value in values.items() if isinstance(values, dict) else ():
+    """Raise WrongReturn for a tensor in a value that cannot be read as a whole, or changed in place (writable).
+
+    The fields of a dataclass are not looked at.
+    """
+    for path, value in tree_flatten_with_path(values)[0]:
+        name = getattr(path[0], "key", keystr(path)) if len(path) == 1 else keystr(path) or "a tensor"
         is_tensor, why = isinstance(value, Tensor), ""
         if is_tensor and value.layout != torch.strided:
             why = f"is {value.layout}: return its parts as dense tensors"
+        elif is_tensor and (value.is_meta or value.is_quantized):
+            why = f"is {'on the device meta' if value.is_meta else 'quantized'}: return a plain tensor with data"
         elif is_tensor and writable and any(size > 1 and not value.stride(dim) for dim, size in enumerate(value.shape)):
             why = "has elements that share memory, as after expand(): return a contiguous() one"
         if why:

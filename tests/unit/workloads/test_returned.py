@@ -150,11 +150,24 @@ def complaint(got: torch.Tensor, right: torch.Tensor, **inputs: torch.Tensor) ->
         (torch.eye(4).to_sparse_bsr((2, 2)), "is torch.sparse_bsr: return its parts"),
         (torch.ones(2, 1).expand(2, 3), r"has elements that share memory, as after expand\(\)"),
         (torch.ones(()).expand(4), "has elements that share memory"),
+        (torch.ones(2, device="meta"), "is on the device meta: return a plain tensor with data"),
+        (torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), "is quantized"),
     ],
 )
 def test_an_input_that_cannot_change_is_named(mask: torch.Tensor, why: str) -> None:
     with pytest.raises(WrongReturn, match=f"returns mask, which {why}"):
         complaint(torch.ones(2), torch.ones(2), mask=mask)
+
+
+def test_inputs_may_lie_in_a_list() -> None:
+    def session(*values: torch.Tensor) -> OperationSession:
+        functions = {"inputs": lambda problem, rank: list(values), "check": lambda *arguments: Verdict({}, None)}
+        variant = Variant("mine", "returns this", lambda problem, inputs, rank: lambda: {"y": inputs[0]})
+        return OperationSession(Workload(EntropyLoss, functions=functions), problem(), variant, context())
+
+    assert len(session(torch.ones(2), torch.ones(3)).audited_inputs.tensors) == 2
+    with pytest.raises(WrongReturn, match=r"returns \[1\], which is torch\.sparse_coo"):
+        session(torch.ones(2), torch.eye(2).to_sparse())
 
 
 def test_a_reference_has_something_dense_to_compare() -> None:
