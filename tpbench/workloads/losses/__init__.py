@@ -84,10 +84,12 @@ class LossProblem:
         """Return a complaint for each combination of fields that is invalid."""
         complaints, loss = [], self.loss
         if self.largest_scale > (most := LARGEST_SCALE[self.rounded_to]):
+            factors = {"temperature": self.temperature, "logits_scale": self.logits_scale}
+            named = " and ".join(f"{name}={value}" for name, value in factors.items() if value != 1.0)
             complaints.append(
-                f"temperature={self.temperature} and logits_scale={self.logits_scale} multiply logits by "
-                f"{self.largest_scale:g}, which must be at most {most:g} where they are rounded to {self.rounded_to}: "
-                "the errors of rounding grow alike, and a right result could not be told from a wrong one"
+                f"{named} would multiply logits by {self.largest_scale:g}, which must be at most {most:g} where they "
+                f"are rounded to {self.rounded_to}: the errors of rounding grow alike, and a right result could not be "
+                "told from a wrong one"
             )
         if self.vocab < tp_size:
             complaints.append(f"vocab={self.vocab} cannot be sharded over {tp_size=}: some rank would hold nothing")

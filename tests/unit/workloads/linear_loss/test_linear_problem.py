@@ -38,7 +38,7 @@ def test_the_experiment_makes_jobs() -> None:
         ({"main_grad": True, "mode": "forward"}, "main_grad=true needs mode=train"),
         (
             {"loss": "policy", "temperature": 0.1},
-            "multiply logits by 10, which must be at most 4 where",
+            "temperature=0.1 would multiply logits by 10, which must be at most 4 where",
         ),
         (
             {"loss": "jsd", "temperature": 1e-4, "dtype": "float32"},
