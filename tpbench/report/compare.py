@@ -13,7 +13,7 @@ from tpbench.report import command_line
 from tpbench.report.analysis import changes
 from tpbench.report.analysis.changes import CellChange, CellPair, Comparison
 from tpbench.report.analysis.conditions import ACROSS
-from tpbench.report.analysis.metrics import counted, metric
+from tpbench.report.analysis.metrics import counted, factor_text, metric
 from tpbench.settings import JobError, user_path
 from tpbench.suggestions import printable, unknown
 from tpbench.tables import Document, Table, TableCell, number_cell
@@ -104,7 +104,7 @@ def _cells(
     return [
         printable(change.name),
         TableCell(change.verdict, kind=kind),
-        *(number_cell(value, "{:.3f}".format) for value in bounds),
+        *(number_cell(value, factor_text) for value in bounds),
         number_cell(comparison.smallest_seen(change), lambda seen: f"{seen:.1%}" if seen < 10 else ">1000%"),
         *([] if simulated is None else [number_cell(found, "{:.0%}".format)]),
         *(number_cell(value, write) for value in (change.before, change.after)),

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support import synthetic
 from tpbench.report.analysis.comparison import compare, ratios_to_best
-from tpbench.report.analysis.metrics import metric, number, ratio_text
+from tpbench.report.analysis.metrics import factor_text, metric, number, ratio_text
 from tpbench.report.analysis.records import Record
 from tpbench.report.pivot import pivot
 from tpbench.results.read import load
@@ -23,6 +23,7 @@ from tpbench.tables import as_csv, as_text
         (0, "0.000"), (0.09999, "0.1"), (0.1, "0.100"), (-0.1, "-0.100"), (0.012345, "0.0123"), (9.9994, "9.999"),
         (10, "10.00"), (-10, "-10.00"), (99.994, "99.99"), (100, "100.0"), (999.94, "999.9"), (1000, "1000"),
         (12345.6, "12346"), (-1000, "-1000"), (math.inf, "inf"), (math.nan, "nan"), (1e-9, "1e-09"),
+        (9e14, "900000000000000"), (1e15, "1e+15"), (-1e308, "-1e+308"),
     ],
 )  # fmt: skip
 def test_about_four_digits(value, text):
@@ -35,6 +36,13 @@ def test_about_four_digits(value, text):
 )
 def test_ratios_as_text(value, text):
     assert ratio_text(value) == text
+
+
+@pytest.mark.parametrize(
+    ("factor", "text"), [(0.001, "0.001"), (1.0005, "1.000"), (1e-300, "1e-300"), (1e300, "1e+300"), (math.inf, "inf")]
+)
+def test_factors_in_tables_of_changes(factor, text):
+    assert factor_text(factor) == text
 
 
 @pytest.mark.parametrize(

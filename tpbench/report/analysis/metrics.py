@@ -63,7 +63,7 @@ def metrics_of_all() -> list[str]:
 def number(value: float) -> str:
     """Return about four significant digits, without an exponent if that is readable."""
     size = abs(value)
-    if not math.isfinite(value) or 0 < size < 0.1:
+    if not math.isfinite(value) or 0 < size < 0.1 or size >= 1e15:
         return f"{value:.3g}"
     digits = 0 if size >= 1000 else 1 if size >= 100 else 2 if size >= 10 else 3
     return f"{value:.{digits}f}"
@@ -79,6 +79,11 @@ def ratio_text(ratio: float) -> str:
     if ratio >= 1000:
         return ">999x"
     return f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.1f}x" if ratio < 100 else f"{ratio:.0f}x"
+
+
+def factor_text(factor: float) -> str:
+    """Return a factor with three decimals, or with an exponent where these say nothing or fill the line."""
+    return f"{factor:.3f}" if 0.001 <= factor < 1e6 else f"{factor:.3g}"
 
 
 def counted(number_of: int, what: str) -> str:
