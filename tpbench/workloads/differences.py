@@ -102,6 +102,15 @@ class Comparison:
 
         self._keep_worst(name, "group", _ratio(errors, allowed), text)
 
+    def gains(self, name: str, kind: str, sums: Tensor, least: Tensor, limit: float, *, first: int = 0) -> None:
+        """Judge how far the gains of groups, <got, right> / <right, right>, are from 1, as `groups` does.
+
+        sums: <got - right, right> and <right, right> of each group. least: the least that the latter counts as.
+        """
+        squares = sums[1].maximum(least)
+        gains = torch.where(squares == 0, 0.0, sums[0] / squares)
+        self.groups(name, kind, gains, limit, first=first, what="the scale error")
+
     def rows(
         self,
         name: str,

@@ -159,12 +159,14 @@ def compare(inputs: EmbeddingGradInputs, result: Tensor) -> Verdict:
             bounds = torch.where(terms.ranks[:, None] > 0, rounded, 0.0)
             comparison.bounds(NAME, expected, bounds, got=got, first_row=start)
             sums = torch.stack(((got - expected) * expected, expected.square(), terms.squares))
-            _judge_gains(comparison, "row", sums.sum(2), allowed(problem.width), start)
+            of_rows = sums.sum(2)
+            comparison.gains(NAME, "row", of_rows, of_rows[2], allowed(problem.width), first=start)
             of_columns += sums.sum(1)
             touched += int((terms.ranks > 0).sum())
     if NAME in comparison.got and touched:
-        _judge_gains(comparison, "column", of_columns, allowed(touched))
-        _judge_gains(comparison, "this rank's slice", of_columns.sum(1), allowed(touched * problem.width))
+        comparison.gains(NAME, "column", of_columns, of_columns[2], allowed(touched))
+        of_slice = of_columns.sum(1)
+        comparison.gains(NAME, "this rank's slice", of_slice, of_slice[2], allowed(touched * problem.width))
     verdict = comparison.verdict()
     verdict.columns["grad_norm"] = math.sqrt(sum(gather(squares)))
     return verdict
@@ -206,10 +208,3 @@ def allowed_gain(unit: float, ranks: int, elements: int) -> float:
     is ten standard deviations, and a sixteenth of a unit for what doesn't average out.
     """
     return unit * (4 * math.sqrt(ranks / elements) + 1 / 16)
-
-
-def _judge_gains(comparison: Comparison, kind: str, sums: Tensor, limit: float, first: int = 0) -> None:
-    """Judge gains. sums: <got - expected, expected>, <expected, expected> and the squared terms of each group."""
-    gain = sums[0] / sums[1].maximum(sums[2])
-    gain = torch.where(sums[2] > 0, gain, 0.0)
-    comparison.groups(NAME, kind, gain, limit, first=first, what="the scale error")

@@ -201,28 +201,18 @@ def judge_parts(comparison: Comparison, name: str, right: Tensor, tolerance: flo
         mean_square = (of_rows[1] / columns).clamp_(min=usual)
         size = mean_square.sqrt()[:, None] + right_part.abs()
         comparison.bounds(name, right_part, 2 * tolerance * size, got=got_part, first_row=first)
-        _judge_gains(comparison, name, "row", of_rows, columns * usual, tolerance / 2, first)
+        comparison.gains(name, "row", of_rows, columns * usual, tolerance / 2, first=first)
         of_columns += sums.sum(1)
         of_tiles.append(_tile_sums(of_rows))
     if rows > 1:
         relative = (of_columns[2] / of_columns[1].clamp(min=rows * usual)).sqrt()
         comparison.groups(name, "column", relative, tolerance)
-        _judge_gains(comparison, name, "column", of_columns, rows * usual, tolerance / 2)
+        comparison.gains(name, "column", of_columns, rows * usual, tolerance / 2)
     average = max(0.125, min(TILE, right.numel()) ** -0.5) * tolerance
     row_tile, column_tile = min(rows, TILE) * columns * usual, min(columns, TILE) * rows * usual
-    _judge_gains(comparison, name, f"tile (of {TILE} rows)", torch.cat(of_tiles, dim=1), row_tile, average)
-    _judge_gains(comparison, name, f"tile (of {TILE} columns)", _tile_sums(of_columns), column_tile, average)
-    _judge_gains(comparison, name, "this rank's part", of_columns.sum(1), right.numel() * usual, average)
-
-
-def _judge_gains(
-    comparison: Comparison, name: str, kind: str, sums: Tensor, least: Tensor, limit: float, first: int = 0
-) -> None:
-    """Judge how far gains are from 1.
-
-    sums: <got - right, right> and <right, right> of each group. least: the least that the latter counts as.
-    """
-    comparison.groups(name, kind, sums[0] / sums[1].clamp(min=least), limit, first=first, what="the scale error")
+    comparison.gains(name, f"tile (of {TILE} rows)", torch.cat(of_tiles, dim=1), row_tile, average)
+    comparison.gains(name, f"tile (of {TILE} columns)", _tile_sums(of_columns), column_tile, average)
+    comparison.gains(name, "this rank's part", of_columns.sum(1), right.numel() * usual, average)
 
 
 def _tile_sums(sums: Tensor) -> Tensor:

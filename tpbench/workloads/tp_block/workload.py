@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from tpbench.columns import Column
 from tpbench.workloads import Pivot, Study, Variant, Workload
@@ -14,11 +15,8 @@ from tpbench.workloads.sizes import ITEM_BYTES
 from tpbench.workloads.tp_block.problem import TpBlock, linear_weights, unsupported_by_quack
 
 if TYPE_CHECKING:
-    from tpbench.comm.parallel_linears import Schedule
     from tpbench.workloads.tp_block.execution.prepared import BlockContext, PreparedBlock
     from tpbench.workloads.tp_block.inputs import BlockInputs
-
-MakeT = TypeVar("MakeT", bound="Callable[[BlockInputs], Schedule]")
 
 SHARED_OPTIONS = frozenset({"compile", "save_gathered"})
 """The options of every schedule that shares the block between ranks."""
@@ -131,59 +129,62 @@ WORKLOAD = BlockWorkload(
 )
 
 
-def _of_schedule(summary: str, options: Collection[str] = SHARED_OPTIONS, **traits: Any) -> Callable[[MakeT], MakeT]:
-    """Register the decorated function as a variant: it returns a new schedule, under which all linears run."""
+def _of_schedule(
+    name: str,
+    schedule: str,
+    summary: str,
+    options: Collection[str] = SHARED_OPTIONS,
+    made_from: Callable[[BlockInputs], tuple[Any, ...]] = lambda inputs: (inputs.group,),
+    **traits: Any,
+) -> None:
+    """Register a variant under whose schedule, `MODULE.CLASS` of this package, all linears run.
 
-    def register(make: MakeT) -> MakeT:
-        def prepare_block(problem: TpBlock, context: BlockContext) -> PreparedBlock:
-            from tpbench.workloads.tp_block.execution.prepared import prepare
+    made_from: returns the arguments of a new schedule.
+    """
 
-            return prepare(context, make(context.inputs))
+    def prepare_block(problem: TpBlock, context: BlockContext) -> PreparedBlock:
+        from tpbench.workloads.tp_block.execution.prepared import prepare
 
-        prepare_block.__name__ = make.__name__
-        WORKLOAD.variant(summary, options=options, **traits)(prepare_block)
-        return make
+        module, _, attribute = f"tpbench.{schedule}".rpartition(".")
+        made = getattr(importlib.import_module(module), attribute)(*made_from(context.inputs))
+        return prepare(context, made)
 
-    return register
+    prepare_block.__name__ = name
+    WORKLOAD.variant(summary, options=options, **traits)(prepare_block)
 
 
-@_of_schedule(
+_EXECUTION = "workloads.tp_block.execution"
+_of_schedule(
+    "block_no_tp",
+    "comm.parallel_linears.LocalSchedule",
     "the whole block on every rank, each for itself: the reference",
     {"compile"},
+    lambda inputs: (),
     unsupported_reason=lambda problem, tp_size: None,
     shares_block=False,
 )
-def block_no_tp(inputs: BlockInputs) -> Schedule:
-    from tpbench.comm.parallel_linears import LocalSchedule
-
-    return LocalSchedule()
-
-
-@_of_schedule("all-gather, product, reduce-scatter, one after the other", SHARED_OPTIONS | {"nccl"}, is_plain=True)
-def block_tp(inputs: BlockInputs) -> Schedule:
-    from tpbench.comm.parallel_linears import SequentialSchedule
-
-    return SequentialSchedule(inputs.group)
-
-
-@_of_schedule(
+_of_schedule(
+    "block_tp",
+    "comm.parallel_linears.SequentialSchedule",
+    "all-gather, product, reduce-scatter, one after the other",
+    SHARED_OPTIONS | {"nccl"},
+    is_plain=True,
+)
+_of_schedule(
+    "block_tp_overlap",
+    f"{_EXECUTION}.torch_schedules.RingSchedule",
     "overlap by hand: ring of sends beside products, products in pieces beside reduces",
     unsupported_reason=_unsupported_in_pieces,
 )
-def block_tp_overlap(inputs: BlockInputs) -> Schedule:
-    from tpbench.workloads.tp_block.execution.torch_schedules import RingSchedule
-
-    return RingSchedule(inputs.group)
-
-
-@_of_schedule("torch's fused_all_gather_matmul and fused_matmul_reduce_scatter", requires_cuda=True)
-def block_symm_mem(inputs: BlockInputs) -> Schedule:
-    from tpbench.workloads.tp_block.execution.torch_schedules import SymmMemSchedule
-
-    return SymmMemSchedule(inputs.group)
-
-
-@_of_schedule(
+_of_schedule(
+    "block_symm_mem",
+    f"{_EXECUTION}.torch_schedules.SymmMemSchedule",
+    "torch's fused_all_gather_matmul and fused_matmul_reduce_scatter",
+    requires_cuda=True,
+)
+_of_schedule(
+    "block_quack",
+    f"{_EXECUTION}.quack_schedule.QuackSchedule",
     "QuACK's all-gather + product (one persistent kernel that copy engines feed), plain reduce-scatter",
     requires=("quack",),
     requires_cuda=True,
@@ -191,12 +192,6 @@ def block_symm_mem(inputs: BlockInputs) -> Schedule:
         _unsupported_by_one_rank(problem, size) or unsupported_by_quack(problem, size)
     ),
 )
-def block_quack(inputs: BlockInputs) -> Schedule:
-    from tpbench.workloads.tp_block.execution.quack_schedule import QuackSchedule
-
-    return QuackSchedule(inputs.group)
-
-
 WORKLOAD.variant_of(
     "block_compile_async",
     "execution.prepared.prepare_compiled",
@@ -204,34 +199,26 @@ WORKLOAD.variant_of(
     requires_cuda=True,
     is_compiled=True,
 )
-
-
-@_of_schedule(
+_of_schedule(
+    "block_copy_engine",
+    f"{_EXECUTION}.copy_engine.CopyEngineSchedule",
     "copy engines move chunks through symmetric memory ahead of the products, which keep all SMs",
     SHARED_OPTIONS | {"signals"},
+    lambda inputs: (inputs.symmetric_buffers(),),
     requires_cuda=True,
     no_graph_reason=_no_graph_of_copies,
 )
-def block_copy_engine(inputs: BlockInputs) -> Schedule:
-    from tpbench.workloads.tp_block.execution.copy_engine import CopyEngineSchedule
-
-    return CopyEngineSchedule(inputs.symmetric_buffers())
-
-
-@_of_schedule(
+_of_schedule(
+    "block_fused",
+    f"{_EXECUTION}.fused_schedule.FusedSchedule",
     "between linears one kernel through peers' memory: sum, residual, RMSNorm, gather; elsewhere copies and sums",
     SHARED_OPTIONS | {"signals"},
+    lambda inputs: (inputs.symmetric_buffers(),),
     requires_cuda=True,
     uses_triton=True,
     file=Path(__file__).parent / "execution/fused_schedule.py",
     no_graph_reason=_no_graph_of_copies,
 )
-def block_fused(inputs: BlockInputs) -> Schedule:
-    from tpbench.workloads.tp_block.execution.fused_schedule import FusedSchedule
-
-    return FusedSchedule(inputs.symmetric_buffers())
-
-
 WORKLOAD.variant_of(
     "block_auto",
     "execution.autotune.prepare_fastest",

@@ -7,11 +7,7 @@ last scatter of a block or a stack are copies to peers, and a sum of what they h
 
 Buffers alternate by name. A rank writes to one again after a barrier of the use in between, which a peer reaches only
 when it has read the buffer. Rows for peers in a junction are written behind a barrier of the same junction.
-
-What was tried, as device ms of an 8B block as a graph on two H100s: 0.515 at 128 tokens (plain 0.542, copy engine
-0.762), 0.838 at 512 (0.964, 1.013), 1.43 at 1024 (1.61, 1.50), 2.72 at 2048 (2.98, 2.69), 12.0 at 8192 (12.8, 11.4).
-NCCL at both ends took 0.508, 0.879, -, 2.84 and 12.1. Copy engines at both ends and for the gather behind the kernel
-took 0.673, 0.929, 1.44, 2.64 and 11.5: they gained too little over `copy_engine` for their lines.
+`tpbench/docs/tp_block.md` says what was tried.
 """
 
 from __future__ import annotations

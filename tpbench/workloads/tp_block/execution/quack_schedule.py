@@ -2,16 +2,7 @@
 
 https://github.com/Dao-AILab/quack, `quack.distributed`. Copy engines push each rank's shard to its peers, and a flag
 behind it. QuACK has no reduce-scatter: that of this schedule is the plain one.
-
-Measured on two H100s, forward only, back to back, in ms; K is 4096:
-
-    M x N of a rank    cuBLAS alone    QuACK alone    with its all-gather    with the copy of a kept tensor
-    8192 x 14336          1.41            1.45              1.52                       1.55
-    2048 x 14336          0.325           0.322             0.353                      0.370
-    8192 x 7168           0.705           -                 0.755                      0.833
-
-Tiles of 128 x 256 in clusters of two were as fast as any other that was tried (8192 x 7168): clusters along columns
-0.752, 256 x 128 0.756, 128 x 192 in ping-pong 0.756, other swizzles 0.767, 256 x 192 0.804.
+`tpbench/docs/tp_block.md` says which tiles were tried.
 """
 
 from __future__ import annotations
