@@ -258,20 +258,16 @@ def scheduled_session(workload: Workload, problem: Any, variant: Variant, contex
     Raises WrongReturn for anything else.
     """
     function = workload.functions["session"]
-    session = function(problem, variant, replace(context, seed=problem.seed))
+    session: Any = function(problem, variant, replace(context, seed=problem.seed))
     if not isinstance(session, Session) or session.schedule is None:
         kind = type(session).__name__
         raise WrongReturn(
             function, f"{function.__name__} must return a tpbench.api.Session with a schedule, not {kind}"
         )
-    if workload.name not in NAMES:
-        _restrict_columns(session, function, {**ERRORS, **workload.column_types()})
-    return session
-
-
-def _restrict_columns(session: Any, function: Callable[..., Any], valid: Mapping[str, type]) -> None:
-    """Let a user's session set only these columns. `function`: the one that made the session, for messages."""
-    check, details = session.check, session.details
+    if workload.name in NAMES:
+        return session
+    # A user's session sets only the columns that it declares.
+    valid, check, details = {**ERRORS, **workload.column_types()}, session.check, session.details
 
     def checked() -> Verdict:
         verdict = _verdict_of(check(), function)
@@ -279,6 +275,7 @@ def _restrict_columns(session: Any, function: Callable[..., Any], valid: Mapping
 
     session.check = checked
     session.details = lambda columns: checked_columns(details(columns), function, valid)
+    return session
 
 
 def _verdict_of(verdict: Any, function: Callable[..., Any]) -> Verdict:

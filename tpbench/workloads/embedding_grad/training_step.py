@@ -52,7 +52,6 @@ class StandIn:
             self.products = BACKWARD_PRODUCTS[backward_ms]
 
     def run(self) -> None:
-        """Run both passes."""
         self.forward()
         self.backward()
 

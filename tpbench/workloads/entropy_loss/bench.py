@@ -133,5 +133,4 @@ def costs(problem: EntropyLoss, rank: Context) -> Costs:
 
 @WORKLOAD.check(Output)
 def check(problem: EntropyLoss, shard: Shard, output: Output, rank: Context) -> Verdict:
-    """Compare an output with the oracle."""
     return Oracle(problem, shard).compare(output)

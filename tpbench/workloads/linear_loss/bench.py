@@ -56,7 +56,7 @@ class Oracle(LossOracle):
 
     def __init__(self, problem: LinearLoss, shard: Shard) -> None:
         super().__init__(problem, shard)
-        self.hidden, self.weight = self._whole(shard.hidden), shard.weight.double()
+        self.hidden, self.weight, self.dtype = self._whole(shard.hidden), shard.weight.double(), shard.weight.dtype
         self.teacher = shard.teacher and (self._whole(shard.teacher[0]), shard.teacher[1].double())
         self.mass: Tensor | None = None
         """The probabilities of the last block, times what a logit's error counts, if terms of the gradient cancel."""
@@ -69,7 +69,7 @@ class Oracle(LossOracle):
     def limits(self) -> dict[str, float]:
         problem = self.problem
         # Of a policy, a ratio's relative error: its logarithm may be wrong by two roundings of logits below 32.
-        of_ratio = math.expm1(16 * torch.finfo(self._dtype).eps * self.scale) if problem.is_policy else 0.0
+        of_ratio = math.expm1(16 * torch.finfo(self.dtype).eps * self.scale) if problem.is_policy else 0.0
         loss = LOSS_TOLERANCE[problem.dtype] * self.steep * (4 if problem.is_policy else 1)
         limits = {"loss_error": max(loss, of_ratio)}
         if problem.entropy:
@@ -113,12 +113,7 @@ class Oracle(LossOracle):
             if name in comparison.got:
                 got = self._whole(comparison.got[name]) if name == "grad_hidden" else comparison.got[name]
                 comparison.matrix(name, right, torch.finfo(got.dtype).smallest_normal, got=got)
-                of_product.judge(comparison, name, got.double(), right, self._dtype)
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        dtype: torch.dtype = self.shard.weight.dtype
-        return dtype
+                of_product.judge(comparison, name, got.double(), right, self.dtype)
 
     def _logit_noise(self, grad: Tensor, terms: tuple[Tensor, Tensor], omits_below: float) -> LogitNoise:
         """Return the errors of the gradient of the last block's logits, from its absolute terms."""
@@ -133,13 +128,13 @@ class Oracle(LossOracle):
             shares = self.mass.mul_(self.scale * self.inverse_count)
             moved = grad.abs() + shares
         arithmetic = self.steep * max(ARITHMETIC, PRODUCTS * math.sqrt(problem.hidden))
-        deviation = logits.mul_(torch.finfo(self._dtype).eps / math.sqrt(12)).add_(arithmetic)
+        deviation = logits.mul_(torch.finfo(self.dtype).eps / math.sqrt(12)).add_(arithmetic)
         spread, whole = self.sum(torch.stack(((moved * deviation).square().sum(1), shares.sum(1))))
         common = (spread.sqrt() / whole).nan_to_num_(0.0)
         if problem.is_policy:  # the error of a ratio counts in each column
             common += self.reduce(deviation.amax(1), dist.ReduceOp.MAX)
         omitted = shares.where(shares < omits_below * self.scale * self.inverse_count, 0.0) if omits_below else None
-        eps, underflow = torch.finfo(self._dtype).eps, self.steep * smallest(self._dtype)
+        eps, underflow = torch.finfo(self.dtype).eps, self.steep * smallest(self.dtype)
         variance = (moved * deviation).square_().add_((grad * eps).square_().div_(12)).add_(underflow**2 / 4)
         shared = (moved * common[:, None]).add_(underflow / 2)
         if problem.top_k:  # other columns may get the rounding errors of a sum over the k, times their p
@@ -242,7 +237,6 @@ def costs(problem: LinearLoss, rank: Context) -> Costs:
 
 @WORKLOAD.check(Output)
 def check(problem: LinearLoss, shard: Shard, output: Output, rank: Context) -> Verdict:
-    """Compare an output with the oracle."""
     return Oracle(problem, shard).compare(output)
 
 

@@ -21,7 +21,11 @@ def gather(problem: LinearLoss, shard: Shard) -> Step:
 
     def losses(logits: Tensor, target: Any) -> Losses:
         x = formulas.scaled(problem, logits)
-        entropy = _entropy(x, shard.labels) if problem.entropy else None
+        entropy = None
+        if problem.entropy:
+            log_p = x.log_softmax(-1)
+            entropy = -(log_p.exp() * log_p).sum(-1)
+            entropy = entropy if shard.labels is None else entropy.where(shard.labels != IGNORED, 0.0)
         return *formulas.mean_and_rows(problem, x, target, shard.rows), entropy
 
     def run() -> Output:
@@ -99,15 +103,7 @@ def objective(shard: Shard, loss: Tensor, logprob: Tensor | None, entropy: Tenso
     return total if entropy is None else total + (entropy * of_entropy).sum()
 
 
-def _entropy(x: Tensor, labels: Tensor | None) -> Tensor:
-    """Return the entropy of each row's softmax, (tokens,): 0 for a row that does not count."""
-    log_p = x.log_softmax(-1)
-    entropy = -(log_p.exp() * log_p).sum(-1)
-    return entropy if labels is None else entropy.where(labels != IGNORED, 0.0)
-
-
 def summed(grad: Tensor, shard: Shard) -> Tensor:
-    """Return the sum over the ranks."""
     if shard.group is not None:
         grad = grad.contiguous()
         dist.all_reduce(grad, group=shard.group)

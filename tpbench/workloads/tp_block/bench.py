@@ -43,12 +43,6 @@ def inputs(problem: TpBlock, rank: Context) -> BlockContext:
     return BlockContext(block, stopwatch, rank.graph, rates)
 
 
-@WORKLOAD.costs
-def costs(problem: TpBlock, context: BlockContext, rank: Context) -> Costs:
-    """Return the costs of a rank that has its share of the block."""
-    return context.costs(rank.tp_size)
-
-
 @WORKLOAD.step(PreparedBlock)
 def step(problem: TpBlock, context: BlockContext, prepared: PreparedBlock, rank: Context) -> Step[oracle.BlockResult]:
     """Return one forward and backward pass. Changed inputs are x and the upstream gradient of another seed."""

@@ -284,19 +284,15 @@ def compute_reference(problem: TrainStep, context: Context, *, whole_run: bool =
 def _trained(problem: TrainStep, steps: int, context: Context) -> Trained | None:
     """Return what `train_first_steps` returns on rank 0, on every rank, or None if it costs too much. Collective."""
     context.say(f"oracle: {steps} steps by one process, if these are not too many")
+    needed = estimate_memory(problem, Distribution(replicas="ddp"), 1, 1).total
+    fits = needed <= MEMORY_SHARE * rank_memory.available_bytes(context.device)
+    flops = step_flops(problem) * context.dp_size * steps
     trained = None
-    if context.rank == 0 and _affordable(problem, steps, context):
+    if context.rank == 0 and fits and flops <= MAX_FLOPS[context.device.type]:
         trained = train_first_steps(problem, steps, context)
         _free_memory(context.device)
     first: Trained | None = gather_objects(trained)[0]
     return first
-
-
-def _affordable(problem: TrainStep, steps: int, context: Context) -> bool:
-    needed = estimate_memory(problem, Distribution(replicas="ddp"), 1, 1).total
-    flops = step_flops(problem) * context.dp_size * steps
-    available = MEMORY_SHARE * rank_memory.available_bytes(context.device)
-    return needed <= available and flops <= MAX_FLOPS[context.device.type]
 
 
 def single_process_trainer(problem: TrainStep, context: Context) -> TorchTrainer:

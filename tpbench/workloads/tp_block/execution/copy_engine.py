@@ -115,7 +115,8 @@ class CopyEngineSchedule(Schedule):
                     self._add_product(rows, matrix, into, [addend], fused=True)
             else:
                 self._add_product(sources[self.rank], matrix, total, arrived, fused=not awaited)
-            self._join_streams()
+            if torch.cuda.is_current_stream_capturing():  # a captured graph must end on one stream
+                torch.cuda.current_stream().wait_stream(self.copies)
             return total
 
         return finish
@@ -199,8 +200,3 @@ class CopyEngineSchedule(Schedule):
     def _wait(self, arrived: Iterable[torch.cuda.Event]) -> None:
         for event in arrived:
             torch.cuda.current_stream().wait_event(event)
-
-    def _join_streams(self) -> None:
-        """Join the copy stream into the current one while capturing: a captured graph must end on one stream."""
-        if torch.cuda.is_current_stream_capturing():
-            torch.cuda.current_stream().wait_stream(self.copies)

@@ -72,7 +72,6 @@ class PreparedBlock:
     """Returns further columns of the variant, after a step."""
 
     def forward(self) -> None:
-        """Run one forward pass."""
         self.run(self.x)
 
     def step(self) -> Tensor:
@@ -83,7 +82,6 @@ class PreparedBlock:
         return output.detach()
 
     def free(self) -> None:
-        """Free the gradients."""
         self.x.grad = None
         self.module.zero_grad(set_to_none=True)
 

@@ -37,13 +37,18 @@ class RingSchedule(SequentialSchedule):
         whole = shard.new_empty(self.size * len(shard), shard.shape[1])
         product = shard.new_empty(len(whole), matrix.shape[1])
         chunks, products = whole.chunk(self.size), product.chunk(self.size)
+        following, previous = self.world_rank[(self.rank + 1) % self.size], self.world_rank[self.rank - 1]
         chunks[self.rank].copy_(shard)
         if stream is not None:
             stream.wait_stream(torch.cuda.current_stream())
         for step in range(self.size):
             source = (self.rank - step) % self.size
             with torch.cuda.stream(stream):
-                transfers = self._send_on(chunks[source], chunks[source - 1]) if step < self.size - 1 else []
+                transfers: list[Any] = []
+                if step < self.size - 1:
+                    send = dist.P2POp(dist.isend, chunks[source], following, self.group)
+                    receive = dist.P2POp(dist.irecv, chunks[source - 1], previous, self.group)
+                    transfers = dist.batch_isend_irecv([send, receive])
             torch.mm(chunks[source], matrix, out=products[source])
             with torch.cuda.stream(stream):
                 for transfer in transfers:
@@ -78,13 +83,6 @@ class RingSchedule(SequentialSchedule):
             return summed
 
         return finish
-
-    def _send_on(self, chunk: Tensor, into: Tensor) -> list[Any]:
-        """Send a chunk to the next rank of the ring, and receive one from the rank before. Return both operations."""
-        following, previous = self.world_rank[(self.rank + 1) % self.size], self.world_rank[self.rank - 1]
-        send = dist.P2POp(dist.isend, chunk, following, self.group)
-        receive = dist.P2POp(dist.irecv, into, previous, self.group)
-        return list(dist.batch_isend_irecv([send, receive]))
 
 
 class SymmMemSchedule(SequentialSchedule):
