@@ -113,9 +113,8 @@ def objective_losses(
     lengths = torch.tensor(sequence_lengths(problem), device=logprobs.device)
     sequences = torch.arange(len(lengths), device=logprobs.device).repeat_interleave(lengths)
     computed = {"logprobs": logprobs, "entropy": entropy, "sequences": sequences}
-    given = {name: values.to(logprobs.dtype) for name, values in rows.items()}
     names = (*objective.needed, *objective.optional)
-    given = {name: values for name, values in given.items() if name in names}
+    given = {name: values.to(logprobs.dtype) for name, values in rows.items() if name in names}
     result = objective.function(**{name: computed[name] for name in objective.computed}, **given)
     return result if isinstance(result, tuple) else (result, {})
 

@@ -19,7 +19,6 @@ DDP_WARMUP_STEPS = 11
 
 
 def no_graph_reason(problem: TrainStep) -> str:
-    """Return why no variant's step can be captured in a CUDA graph, or nothing."""
     if not problem.warmup_steps:
         return "the optimizer makes its states in the first step: warmup_steps must be at least 1"
     if problem.attention == "flash_attention_2":
@@ -28,7 +27,6 @@ def no_graph_reason(problem: TrainStep) -> str:
 
 
 def no_ddp_graph_reason(problem: TrainStep) -> str:
-    """Return why DDP's step cannot be captured in a CUDA graph, or nothing."""
     if problem.warmup_steps < DDP_WARMUP_STEPS:
         return (
             "DistributedDataParallel times its first ten steps on the host: "
@@ -38,7 +36,6 @@ def no_ddp_graph_reason(problem: TrainStep) -> str:
 
 
 def not_alone(problem: TrainStep, tp_size: int) -> str | None:
-    """Return why a variant without tensor parallelism cannot train a problem, or None."""
     return f"it has no tensor parallelism: tp_size must be 1, got {tp_size}" if tp_size > 1 else None
 
 
@@ -67,14 +64,12 @@ def not_shared(tokens: str, problem: TrainStep, tp_size: int) -> str | None:
 
 
 def not_by_deepspeed(problem: TrainStep, tp_size: int) -> str | None:
-    """Return why `autotp` cannot train a problem, or None."""
     if problem.dtype == "float16" and not problem.zero_stage:
         return "DeepSpeed keeps fp32 parameters beside float16 only with zero_stage 1 or 2"
     return not_shared("", problem, tp_size)
 
 
 def not_by_dtensor(problem: TrainStep, tp_size: int) -> str | None:
-    """Return why `dtensor_tp` cannot train a problem, or None."""
     if tp_size == 1:
         return "with tp_size=1 there is nothing to parallelize: it would be fsdp"
     return not_shared("seq_length", problem, tp_size)
