@@ -273,8 +273,8 @@ def scheduled_session(workload: Workload, problem: Any, variant: Variant, contex
         verdict = _verdict_of(check(), function)
         return replace(verdict, columns=checked_columns(verdict.columns, function, valid))
 
-    session.check = checked
-    session.details = lambda columns: checked_columns(details(columns), function, valid)
+    session.check = checked  # type: ignore[method-assign]
+    session.details = lambda columns: checked_columns(details(columns), function, valid)  # type: ignore[method-assign]
     return session
 
 
