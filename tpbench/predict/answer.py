@@ -25,9 +25,17 @@ class Answer:
     size: LossSize
     predictions: Sequence[Prediction]
     target: Target
+    unknown: Sequence[str] = ()
+    """Variants that can run the problem and of which no time is known."""
 
     @property
     def first_sentence(self) -> str:
+        """What no time is known of, and then the advice, without a full stop."""
+        unknown = f"No time is known of {', '.join(self.unknown)}. " if self.unknown and self.target.slowdown else ""
+        return unknown + self.advice
+
+    @property
+    def advice(self) -> str:
         """The advice to gather or not, or without `GATHER` the fastest variant that fits, without a full stop."""
         free = self.target.free_gib
         asked = next((each for each in self.predictions if each.label == GATHER), None)

@@ -20,11 +20,12 @@ from tpbench.predict.model import (
     ERROR_BAR_SHARE,
     LARGEST_ERROR,
     TIMES,
+    Prediction,
     VariantModel,
     calibrated_errors,
     models,
 )
-from tpbench.predict.target import NODE_GPUS, find_target
+from tpbench.predict.target import NODE_GPUS, Target, find_target
 from tpbench.report import command_line
 from tpbench.settings import JobError
 from tpbench.suggestions import unknown
@@ -37,6 +38,11 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command. Return 1 if a validation misses its aims. Raises JobError for what cannot be answered."""
     options = _parser().parse_args(arguments)
     form = command_line.output_format(options, tuple(command_line.TABLES))
+    if options.workload not in (None, WORKLOAD.name):
+        raise JobError(
+            f"predict knows only {WORKLOAD.name}, a loss of given logits. What {options.workload} needs of memory, and "
+            "how long similar cells took, says a dry run: python -m tpbench -m variant=NAME shape=NAME dry_run=true"
+        )
     cells = measured(command_line.read_rows(options.rows), options.gpu)
     fitted = models(cells)
     if not fitted:
@@ -53,8 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = command_line.ReportParser(
         prog="tpbench predict",
         description=f"Time, communication and memory of any problem ({WORKLOAD.summary}), from a model fitted to rows.",
-        epilog="Sizes may be lists and have a unit: --tp 4,8 --vocab 128k (k is 1024). What other workloads need, says "
-        "dry_run=true.",
+        epilog="Sizes may be lists and have a unit: --tp 4,8 --vocab 128k (k is 1024).",
     )
     for field in fields(LossSize):
         _add_size(parser, field)
@@ -63,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--gpu-memory", type=positive_number, metavar="GIB", help=memory)
     bandwidth = "copy bandwidth of a GPU, as in the column copy_gb_per_s: scales times (that of the rows' GPU)"
     add("--bandwidth", type=positive_number, metavar="GB_PER_S", help=bandwidth)
+    add("--workload", metavar="NAME", help=f"only {WORKLOAD.name}; for others see dry_run=true")
     add("--variant", metavar="A,B", help="only these variants")
     add("--rows", nargs="+", default=["outputs"], metavar="PLACE", help="rows to fit to (outputs)")
     gpu = f"your GPU: one with rows, or {', '.join(KNOWN_GPUS)} (the one with most rows)"
@@ -107,20 +113,30 @@ def _answers(cells: MeasuredCells, fitted: Mapping[str, VariantModel], options: 
             raise JobError(f"{size.kind} was not measured on {cells.gpu}")
         predictions = []
         for label, model in _chosen(able, options).items():
-            refusal = _refusal(label, problem, size.tp_size)
+            refusal = _refusal(label, problem, size.tp_size, target)
             if refusal and options.variant:
                 raise JobError(f"{label} cannot run {size}: {refusal}")
             if not refusal:
                 predictions.append(model(size, target.slowdown))
-        answers.append(Answer(size, predictions, target))
+        unknown = [] if options.variant else _without_time(predictions, problem, size.tp_size, target)
+        answers.append(Answer(size, predictions, target, unknown))
     return answers
 
 
-def _refusal(label: str, problem: EntropyLoss, tp_size: int) -> str | None:
-    """Return why a variant cannot run a problem, or None if it can."""
-    if tp_size > NODE_GPUS and sends_parts(label, problem.loss):
+def _refusal(label: str, problem: EntropyLoss, tp_size: int, target: Target) -> str | None:
+    """Return why a variant cannot run a problem on the GPUs in question, or None if it can."""
+    if tp_size > 1 and (tp_size > NODE_GPUS or not target.peers) and sends_parts(label, problem.loss):
         return f"its exchange needs GPUs that reach each other's memory: at most {NODE_GPUS} of one node, with NVLink"
     return WORKLOAD.variants[label.split()[0]].unsupported_reason(problem, tp_size)
+
+
+def _without_time(predictions: Sequence[Prediction], problem: EntropyLoss, tp_size: int, target: Target) -> list[str]:
+    """Return the variants that can run the problem and of which no time is known."""
+    known = {
+        one.label.split()[0] for one in predictions if any(time and time.known for time in (one.time_ms, one.device_ms))
+    }
+    able = [name for name in WORKLOAD.variants if _refusal(name, problem, tp_size, target) is None]
+    return [name for name in able if name not in known]
 
 
 def _chosen(able: Mapping[str, VariantModel], options: argparse.Namespace) -> Mapping[str, VariantModel]:

@@ -28,6 +28,8 @@ class Target:
     """Bandwidth of the rows' GPU over that of the target (1: the same). None: unknown, so times are withheld."""
     name: str = ""
     """Name of the target if it is another GPU than that of the rows."""
+    peers: bool = True
+    """False if the GPUs of this machine cannot reach each other's memory."""
 
     @property
     def free_gib(self) -> float:
@@ -48,12 +50,18 @@ class Target:
         )
 
 
-def this_gpu() -> tuple[str, float] | None:
-    """Return the name and the memory in GiB of this machine's first GPU, or None without a GPU."""
+def this_gpu() -> tuple[str, float, bool] | None:
+    """Return the name and the memory in GiB of this machine's first GPU, and whether the second one reaches it.
+
+    The result is None without a GPU.
+    """
     nvml = load_nvml()
     if nvml is None or not (handles := gpu_handles(nvml)):
         return None
-    return str(nvml.nvmlDeviceGetName(handles[0])), int(nvml.nvmlDeviceGetMemoryInfo(handles[0]).total) / 2**30
+    first, *others = handles
+    reads = [nvml.nvmlDeviceGetP2PStatus(first, other, nvml.NVML_P2P_CAPS_INDEX_READ) for other in others[:1]]
+    peers = all(status == nvml.NVML_P2P_STATUS_OK for status in reads)
+    return str(nvml.nvmlDeviceGetName(first)), int(nvml.nvmlDeviceGetMemoryInfo(first).total) / 2**30, peers
 
 
 def find_target(
@@ -66,9 +74,9 @@ def find_target(
     """
     if memory_gib is not None and memory_gib <= RESERVE_GIB:
         raise JobError(f"--gpu-memory {memory_gib:g}: CUDA, NCCL and fragments alone take {RESERVE_GIB:g} GiB")
-    name = gpu or ""
+    name, peers = gpu or "", True
     if (gpu, memory_gib, bandwidth) == (None, None, None) and (here := this_gpu()):
-        name, memory_gib = here
+        name, memory_gib, peers = here
     if name.upper() in cells.gpu.upper():
         name, memory_gib = "", memory_gib if gpu or not name else None
     own, facts, of_rows = known_gpu(cells.gpu), known_gpu(name), cells.memory_gib
@@ -80,4 +88,4 @@ def find_target(
         slowdown = own[1] / facts[1]
     elif not name and (gpu or not (memory_gib and of_rows) or abs(memory_gib / of_rows - 1) <= SAME_SHARE):
         slowdown = 1.0
-    return Target(memory_gib or of_rows or DEFAULT_GIB, cells.gpu, slowdown, name)
+    return Target(memory_gib or of_rows or DEFAULT_GIB, cells.gpu, slowdown, name, peers)

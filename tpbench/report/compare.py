@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     if remark:
         print(f"report: {remark}", file=sys.stderr)
     comparison = changes.compare_cells(pairs, shown, options.threshold, allowed)
-    comparison = changes.with_common_change(comparison, pairs)
+    comparison = changes.with_common_changes(comparison, pairs)
     command_line.write(comparison_document(comparison, options.simulate), form, options.output)
     others = [change for change in comparison.changes if change.verdict == changes.INCOMPARABLE]
     for reason, count in Counter("; ".join(change.notes) for change in others).most_common(1):
@@ -82,7 +82,7 @@ def comparison_document(comparison: Comparison, simulated: float | None = None) 
         "cell", "verdict", "ratio", "low", "high", "sees", *found, f"before {shown.name}", f"after {shown.name}", "p",
         "rows before", "rows after", "note",
     )  # fmt: skip
-    rows = [_cells(change, comparison, shared, simulated) for change in [comparison.common, *ordered] if change]
+    rows = [_cells(change, comparison, shared, simulated) for change in (*comparison.common, *ordered)]
     notes = [f"All compared cells: {printable('; '.join(shared))}."] if shared else []
     if simulated is not None and comparison.tested:
         more = ", ".join(f"{comparison.chance(simulated, count):.0%} with {count}" for count in MORE_ROWS)

@@ -72,6 +72,9 @@ def test_a_slowdown_that_all_cells_have_in_common_is_found(compare):
     assert float(together["low"]) < 1.025 < float(together["high"]) < 1.05
     code, lines, _ = compare(run_of("a"), run_of("c"))
     assert code == 0 and lines["all cells"]["verdict"] == "same"
+    code, lines, _ = compare(run_of("a"), [*run_of("b", 1.025), *run_of("d", 1.025, host="b")])
+    assert lines["host b"]["verdict"] == "unclear"  # hosts differ as much
+    assert lines["run b"]["verdict"] == "slower" == lines["host a"]["verdict"]
 
 
 def test_a_comparison_that_could_not_have_seen_five_per_cent_is_no_pass(compare, tmp_path, capsys):

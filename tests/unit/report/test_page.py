@@ -136,10 +136,15 @@ def test_little_and_nothing(add, frame):
     assert "of_the_future" in page(frame())
 
 
-def test_a_row_below_its_floor_is_marked(tmp_path):
+def test_machines_are_compared_and_a_row_below_its_floor_is_marked(tmp_path):
     rows = [synthetic.cell(variant, 32768, tp_size) for variant in ("triton_tp", "quack") for tp_size in (1, 2)]
+    rows += [row | {"gpu_name": "NVIDIA B200", "device_ms": row["device_ms"] / 2} for row in rows[:3]]
     rows += [synthetic.cell("liger", 32768, 2, floor_ms=9.0)]
     made = Page(page(load(synthetic.write(rows, tmp_path))))
+    heads, *lines = next(table for name, table in made.tables if name == "machines side by side")
+    assert [head for head, _ in heads] == ["problem", "NVIDIA B200", "NVIDIA H200"]
+    assert [line[0][0].split()[-1] for line in lines] == ["tp=1", "tp=2"]
+    assert all(line[2][0].startswith("triton_tp 0.") and line[2][1] == pytest.approx(2 * line[1][1]) for line in lines)
     assert "¶ faster than its floor: by more than 5%" in made.text and "below floor" in made.text
 
 
@@ -173,6 +178,7 @@ def test_pictures_of_device_and_loop_have_error_bars_hovers_and_a_colour_for_eac
     )
     assert "Time in a loop by size" in Page(made).text
     assert re.findall(r"width: ([\d.]+)%", made)[-2:] == ["50.0", "100.0"]  # bars of a single problem
+    assert "Least memory: v29, with 52% of the fastest variant's." in Page(made).text
 
 
 @pytest.fixture

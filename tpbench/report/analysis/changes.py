@@ -16,7 +16,7 @@ from tpbench.report.analysis.comparison import Ratio, Scatter, compare, value_of
 from tpbench.report.analysis.conditions import differences, remarks, stack
 from tpbench.report.analysis.grid import form_of
 from tpbench.report.analysis.metrics import Metric
-from tpbench.report.analysis.power import SURE, Test, common_ratio, with_rows
+from tpbench.report.analysis.power import SURE, Test, common_ratios, with_rows
 from tpbench.report.analysis.records import Record, is_measurement, named, row_records, value_text
 from tpbench.results.current_rows import replaced_rows
 from tpbench.workloads import workloads
@@ -97,8 +97,8 @@ class Comparison:
     threshold: float
     changes: tuple[CellChange, ...] = ()
     scatter: Scatter | None = None
-    common: CellChange | None = None
-    """The change that all cells have in common. None: fewer than `power.FEWEST_CELLS` cells were tested."""
+    common: tuple[CellChange, ...] = ()
+    """The change that all cells have in common, then those of hosts and runs."""
 
     @property
     def tested(self) -> list[CellChange]:
@@ -107,7 +107,7 @@ class Comparison:
 
     def test_of(self, change: CellChange) -> Test:
         """Return the test of a cell, or that of all cells together, for which half of the threshold counts."""
-        if change is self.common:
+        if change in self.common:
             return Test(COMMON_ALPHA, self.threshold / 2)
         return Test((ALPHA - COMMON_ALPHA) / max(1, len(self.tested)), self.threshold)
 
@@ -132,7 +132,7 @@ class Comparison:
     @property
     def fails(self) -> bool:
         """True if a cell, or all cells together, got worse."""
-        return any(change.fails for change in (self.common, *self.changes) if change)
+        return any(change.fails for change in (*self.common[:1], *self.changes))
 
     def method(self) -> list[str]:
         """Return what the verdicts mean, how runs scatter, and the false-alarm rate, as sentences."""
@@ -178,17 +178,17 @@ def compare_cells(
     return replace(made, changes=tuple(concluded))
 
 
-def with_common_change(made: Comparison, pairs: Sequence[CellPair]) -> Comparison:
-    """Return the comparison of these pairs with the change that its tested cells have in common."""
+def with_common_changes(made: Comparison, pairs: Sequence[CellPair]) -> Comparison:
+    """Return the comparison of these pairs with the changes that its tested cells have in common."""
     tested = [pair for pair, change in zip(pairs, made.changes, strict=True) if change.p is not None]
-    ratio = common_ratio([(pair.before, pair.after) for pair in tested], made.metric)
-    if ratio is None:
-        return made
     above = sum(change.ratio.value > 1 for change in made.tested if change.ratio)
-    found = verdict_words(made.metric)[ratio.value < 1] if (ratio.p or 0.0) < COMMON_ALPHA else UNCLEAR
-    verdict = SAME if abs(ratio.value - 1) <= made.threshold / 2 else found
-    note = f"above 1 in {above} of {len(tested)} cells"
-    return replace(made, common=CellChange("all cells", verdict, ratio=ratio, notes=(note,)))
+    common: list[CellChange] = []
+    for name, ratio in common_ratios([(pair.before, pair.after) for pair in tested], made.metric).items():
+        found = verdict_words(made.metric)[ratio.value < 1] if (ratio.p or 0.0) < COMMON_ALPHA else UNCLEAR
+        verdict = SAME if abs(ratio.value - 1) <= made.threshold / 2 else found
+        notes = () if common else (f"above 1 in {above} of {len(tested)} cells",)
+        common.append(CellChange(name, verdict, ratio=ratio, notes=notes))
+    return replace(made, common=tuple(common))
 
 
 def _change(pair: CellPair, made: Comparison, allowed: Collection[str]) -> CellChange:

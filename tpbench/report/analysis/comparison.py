@@ -300,11 +300,14 @@ def tested(before: Sequence[Observation], after: Sequence[Observation], scatter:
     variance = (prior * scatter.factor * assumed + squares) / (prior + repeated)
     if min(counts) < 2:
         variance = max(variance, assumed)
-    variance *= sum(1 / count for count in counts)
+    error = math.sqrt(variance * sum(1 / count for count in counts) + host_variance(before, after, scatter.assumed))
+    return _ratio(_mean_log(after) - _mean_log(before), error, freedom)
+
+
+def host_variance(before: Sequence[Observation], after: Sequence[Observation], assumed: RunSpread) -> float:
+    """Return the variance of a ratio of two sides because they ran on different hosts. It is 0 on the same ones."""
     hosts = [{observation.host for observation in side} for side in (before, after)]
-    if hosts[0] != hosts[1]:
-        variance += scatter.assumed.between_hosts**2 * sum(1 / len(side) for side in hosts)
-    return _ratio(_mean_log(after) - _mean_log(before), math.sqrt(variance), freedom)
+    return 0.0 if hosts[0] == hosts[1] else assumed.between_hosts**2 * sum(1 / len(side) for side in hosts)
 
 
 def _finite(samples: Sequence[float] | None) -> Array:

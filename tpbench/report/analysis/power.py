@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
+from typing import TypeAlias
 
 from tpbench.report.analysis.comparison import Observation, Ratio, Row, RunSpread, Scatter, observations, tested
 from tpbench.report.analysis.metrics import Metric
@@ -18,6 +19,8 @@ FEWEST_CELLS = 5
 """Fewest cells that have a common ratio."""
 _MEDIAN_ERROR = 1.4826 * math.sqrt(math.pi / 2)
 """Standard error of the median of n normal values: their median absolute deviation, times this, over the root of n."""
+
+Side: TypeAlias = Sequence[Observation]
 
 
 @dataclass(frozen=True)
@@ -55,16 +58,30 @@ def with_rows(ratio: Ratio, rows: int, assumed: RunSpread) -> Ratio:
     return replace(ratio, error=ratio.error * math.sqrt(now / rows), freedom=assumed.freedom + 2 * rows - 2)
 
 
-def common_ratio(rows: Sequence[tuple[Sequence[Row], Sequence[Row]]], shown: Metric) -> Ratio | None:
-    """Return the median ratio of all cells, or None of fewer than `FEWEST_CELLS`.
+def common_ratios(pairs: Sequence[tuple[Sequence[Row], Sequence[Row]]], shown: Metric) -> dict[str, Ratio]:
+    """Return the common ratio of all cells, then those of each host and of each run of the second side, if several.
 
-    `rows` are those of each cell on both sides. The error has two parts: a run as a whole may be faster than the next,
-    and cells scatter about the median.
+    `pairs` are the rows of each cell on both sides. Rows of one host are compared with those of the first side on that
+    host, or without any with all of them. Fewer than `FEWEST_CELLS` cells have none.
     """
-    if len(rows) < FEWEST_CELLS:
-        return None
-    spread = Scatter.of(shown, [before for before, _ in rows]).assumed
-    pairs = [(observations(before, shown), observations(after, shown)) for before, after in rows]
+    seen = [(observations(before, shown), observations(after, shown)) for before, after in pairs]
+    spread = Scatter.of(shown, [before for before, _ in pairs]).assumed
+    groups = {"all cells": seen}
+    for kind in ("host", "run"):
+        values = dict.fromkeys(getattr(row, kind) for _, after in seen for row in after)
+        for value in values if len(values) > 1 else ():
+            parts = [[[row for row in side if getattr(row, kind) == value] for side in pair] for pair in seen]
+            groups[f"{kind} {value}"] = [
+                (alike or before, after) for (alike, after), (before, _) in zip(parts, seen, strict=True) if after
+            ]
+    return {name: _common_ratio(group, spread) for name, group in groups.items() if len(group) >= FEWEST_CELLS}
+
+
+def _common_ratio(pairs: Sequence[tuple[Side, Side]], spread: RunSpread) -> Ratio:
+    """Return the median ratio of some cells.
+
+    Its error has two parts: a run as a whole may be faster than the next, and cells scatter about the median.
+    """
     levels = [[fmean(row.log for row in side) for side in pair] for pair in pairs]
     logs = [after - before for before, after in levels]
     common = median(logs)

@@ -1,13 +1,13 @@
 """What the rows of a grid say together: the fastest variant of each problem, doubts about it, and warnings."""
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from tpbench.measure.clocks import DECIDING, WALL, Clock
-from tpbench.report.analysis.comparison import Ratio, compare
+from tpbench.report.analysis.comparison import Ratio, compare, value_of
 from tpbench.report.analysis.grid import Key, RecordGrid
 from tpbench.report.analysis.metrics import counted, metric, number, ratio_text
 from tpbench.report.analysis.records import (
@@ -56,6 +56,8 @@ class ProblemVerdict:
     """The fastest cell of another variant. Without one, the fastest with other options of the same variant."""
     ratio: Ratio | None
     """Time of the runner-up over that of the fastest."""
+    smallest: Record | None
+    """The cell with the least memory. None if no row has any."""
     doubts: tuple[str, ...]
     """Names of `DOUBTS`."""
 
@@ -75,7 +77,7 @@ def _verdict(grid: RecordGrid, key: Key, disputed: Collection[str]) -> ProblemVe
     records = [record for record in line if is_measurement(record) and record["time_ms"] is not None]
     problem = grid.problem_text(key, grid.varying)
     if not records:
-        return ProblemVerdict(grid, problem, WALL, None, None, None, ("unmeasured",))
+        return ProblemVerdict(grid, problem, WALL, None, None, None, None, ("unmeasured",))
     clock = next(clock for clock in DECIDING if all(record[clock.column] is not None for record in records))
     fresh = 2 * sum(bool(record["fresh"]) for record in records) > len(records)
     alike = [record for record in records if bool(record["fresh"]) == fresh]
@@ -84,6 +86,8 @@ def _verdict(grid: RecordGrid, key: Key, disputed: Collection[str]) -> ProblemVe
     ratio = compare([first], [second], metric(clock.column)) if second else None
     by_wall = min([first, *others], key=lambda record: float(record["time_ms"]))
     slower = compare([by_wall], [first], metric("time_ms"))
+    sized = [record for record in alike if value_of(record, metric("peak_gib"))]
+    smallest = min(sized, key=lambda record: float(record["peak_gib"]), default=None)
     both = [record for record in (first, second) if record]
     holds = {
         "undecided": ratio is not None and not ratio.decided,
@@ -94,7 +98,7 @@ def _verdict(grid: RecordGrid, key: Key, disputed: Collection[str]) -> ProblemVe
         "shared host": any(record["beside"] for record in both),
     }
     doubts = tuple(name for name in holds if holds[name])
-    return ProblemVerdict(grid, problem, clock, first, second, ratio, doubts)
+    return ProblemVerdict(grid, problem, clock, first, second, ratio, smallest, doubts)
 
 
 def answers(all_verdicts: Sequence[ProblemVerdict]) -> list[str]:
@@ -142,7 +146,19 @@ def answer(all_verdicts: Sequence[ProblemVerdict]) -> str:
         text += f". {next_name} takes {ratio_text(median(ratios)).rstrip('x')} times as long"
     middle = "medians, " if len(won) > 1 and (shares or ratios) else ""
     clocks = " or ".join(sorted({verdict.clock.name for verdict in won}))
-    return f"{text} ({middle}{clocks} time)."
+    return f"{text} ({middle}{clocks} time).{_least_memory(compared)}"
+
+
+def _least_memory(verdicts: Sequence[ProblemVerdict]) -> str:
+    """Return a sentence on the variant that most often needs the least memory, or nothing without rows."""
+    pairs = [(verdict.smallest, verdict.fastest) for verdict in verdicts if verdict.smallest and verdict.fastest]
+    if not pairs:
+        return ""
+    name, count = Counter(value_text(smallest["variant"]) for smallest, _ in pairs).most_common(1)[0]
+    where = "" if count == len(pairs) else f" in {count} of {len(pairs)}"
+    shares = [smallest["peak_gib"] / fastest["peak_gib"] for smallest, fastest in pairs if fastest["peak_gib"]]
+    beside = f", with {median(shares):.0%} of the fastest variant's" if shares and median(shares) < 0.95 else ""
+    return f" Least memory: {name}{where}{beside}."
 
 
 def disagreements(rows: Iterable[Record]) -> dict[str, frozenset[str]]:
@@ -161,7 +177,7 @@ def disagreements(rows: Iterable[Record]) -> dict[str, frozenset[str]]:
         assert workload
         tolerance = workload.pivot.loss_tolerance.get(equal_rows[0]["dtype"], 1e-4)
         if difference := _far_apart(equal_rows, tolerance):
-            problem = _name_of_problem(equal_rows[0], workload)
+            problem = name_of_problem(equal_rows[0], workload)
             advice = "Measure both again, and use neither until they agree"
             sentence = printable(f"equal problems show different losses ({problem}): {difference}. {advice}", 600)
             sentences[sentence] = frozenset(str(row["row_id"]) for row in equal_rows)
@@ -182,7 +198,7 @@ def _far_apart(rows: Sequence[Record], tolerance: float) -> str:
     return f"{named} {number(low)} and {other_named} {number(high)}; a share of {tolerance:g} is allowed"
 
 
-def _name_of_problem(row: Record, workload: Workload) -> str:
+def name_of_problem(row: Record, workload: Workload) -> str:
     """Name a problem by the fields that are not implied and not the default, and by its tokens."""
     shown = {
         name: row[name]

@@ -4,7 +4,7 @@ import base64
 import hashlib
 import itertools
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
@@ -26,6 +26,7 @@ from tpbench.report.analysis.verdicts import (
     answer,
     answers,
     disagreements,
+    name_of_problem,
     verdicts_of,
 )
 from tpbench.report.pivot import FAILED, failures, legend, metric_table
@@ -34,6 +35,7 @@ from tpbench.settings import JobError
 from tpbench.suggestions import printable
 from tpbench.tables import MISSING, Table, TableCell, number_cell
 from tpbench.workloads import workloads
+from tpbench.workloads.definition import workload_of
 
 MACHINE_FACTS = (
     "gpu_name", "gpu_count", "nodes", "driver_version", "cuda_version", "nccl_version", "torch_version",
@@ -75,6 +77,7 @@ def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
         failures=failure_table(failed),
         failed=f"{counted(sum(map(len, failed.values())), 'cell')} without a result",
         unfolded=len(of_all) <= 20,
+        side_by_side=_machines_side_by_side(of_all),
         parts=[
             _part(name, list(group), metric_name)
             for name, group in itertools.groupby(sections, key=lambda section: section.grid.workload)
@@ -232,6 +235,27 @@ def _verdict_cells(verdict: ProblemVerdict) -> list[TableCell]:
 
 def _quantity(value: float | None, unit: str) -> TableCell:
     return number_cell(value, lambda value: f"{number(value)} {unit}")
+
+
+def _machines_side_by_side(verdicts: Sequence[ProblemVerdict]) -> Table | None:
+    """Return the fastest variant of each problem on each machine, or None if no problem was measured on two.
+
+    Each cell has the fastest variant with its time, and in a second line the runner-up with its ratio.
+    """
+    by_problem: dict[str, dict[str, TableCell]] = defaultdict(dict)
+    for verdict in verdicts:
+        record = verdict.fastest
+        if record is None or (workload := workload_of(record)) is None:
+            continue
+        nodes = f" nodes={record['nodes']}" if (record["nodes"] or 1) > 1 else ""
+        problem = f"{name_of_problem(record, workload)} tp={value_text(record['tp_size'])}{nodes}"
+        _, fastest, time, behind, *_ = _verdict_cells(verdict)
+        cell = TableCell(f"{fastest.text} {time.text}", verdict.time_ms, "first", detail=behind.text)
+        by_problem[problem].setdefault(str(verdict.grid.facts["hardware"]), cell)
+    shared = {problem: cells for problem, cells in by_problem.items() if len(cells) > 1}
+    machines = sorted({machine for cells in shared.values() for machine in cells})
+    rows = [[problem, *(cells.get(machine, MISSING) for machine in machines)] for problem, cells in shared.items()]
+    return Table("machines side by side", ["problem", *machines], rows) if rows else None
 
 
 def failure_table(failed: Mapping[tuple[str, str], Sequence[str]]) -> Table:
