@@ -23,37 +23,44 @@ with packages.explain_missing():
     from tpbench.files import explained
     from tpbench.launcher import interrupts, sweep
     from tpbench.launcher.command_line import arguments as command_line
-    from tpbench.launcher.options import CONF, SlurmSettings, unknown_choice
+    from tpbench.launcher.options import COMMANDS, CONF, SlurmSettings, unknown_choice
     from tpbench.settings import JobError, job_error, user_path
     from tpbench.suggestions import printable, unknown
 
 
+def _sweep_id() -> str:
+    """Return an identifier that sorts by time and is unique among sweeps that start in the same second."""
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:6]}"
+
+
+_outputs: list[Path] = []
+"""The output folders that the command line has named."""
+
+
 def _writable(output_dir: object, dry_run: object) -> str:
     """Return the parent of the folder into which Hydra writes. That of a dry run is temporary."""
-    path = str(user_path(output_dir, "output_dir"))
-    return f"{tempfile.gettempdir()}/tpbench-{uuid.uuid4().hex}" if dry_run is True else path
+    path = user_path(output_dir, "output_dir")
+    _outputs.append(path)
+    return f"{tempfile.gettempdir()}/tpbench-{uuid.uuid4().hex}" if dry_run is True else str(path)
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def _hydra_main(config: DictConfig) -> None:
     """Raise JobError: the launchers of tpbench run jobs in processes of their own, and never call this."""
     raise JobError(
-        "a file of -cn begins with `defaults: [config, _self_]`; hydra/launcher is torchrun or torchrun_slurm"
+        "a file of -cn begins with `defaults: [config, _self_]`, and hydra/launcher is torchrun or torchrun_slurm"
     )
 
 
 @packages.explain_missing()
 def main() -> None:
     """Run the command line. The exit code is 1 if a cell ends as error, timeout or wrong, and 2 for invalid input."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        right = f"python -m tpbench {shlex.join(sys.argv[1:])}"
-        _exit(f"tpbench starts its ranks itself: write {right}") if os.environ["RANK"] == "0" else sys.exit(2)
+    if "TORCHELASTIC_RUN_ID" in os.environ and not _leave_torchrun():
+        return
     command_line.typed[:] = sys.argv[1:]
     if (code := console.information(sys.argv[1:])) is not None:
         sys.exit(code)
-    # It sorts by time, and is unique among sweeps that start in the same second.
-    sweep_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:6]}"
-    OmegaConf.register_new_resolver("tpbench.sweep_id", lambda: sweep_id, replace=True)
+    OmegaConf.register_new_resolver("tpbench.sweep_id", _sweep_id, use_cache=True, replace=True)
     OmegaConf.register_new_resolver("tpbench.writable", _writable, use_cache=True, replace=True)
     sweep.register()
     interrupts.exit_at_once()
@@ -67,7 +74,10 @@ def main() -> None:
     except HydraException as error:
         _exit(_hydra_message(error))
     except OSError as error:  # Hydra creates folders, which fails on a full disk or without permission
-        _exit(explained(error))
+        failed = error.filename and Path(error.filename).absolute()
+        paths = [(path, path.absolute()) for path in _outputs if failed]
+        folders = [path for path, whole in paths if failed.is_relative_to(whole) or whole.is_relative_to(failed)]
+        _exit(f"output_dir={folders[0]} cannot be written: {error.strerror}" if folders else explained(error))
     except interrupts.Terminated:
         sys.exit(interrupts.EXIT_CODE)
     except Exception as error:
@@ -76,6 +86,20 @@ def main() -> None:
         if _passed_through_tpbench(error):
             raise
         _exit(f"Hydra cannot use this configuration: {type(error).__name__}: {error}")
+
+
+def _leave_torchrun() -> bool:
+    """Return True if this is rank 0 of a torchrun. It does the work, as without torchrun, and the others end."""
+    if is_first := os.environ["RANK"] == "0":
+        if sys.argv[1:] and sys.argv[1] not in COMMANDS:
+            sys.argv[1:] = command_line.without_dashes(sys.argv[1:])
+        line = printable(shlex.join(sys.argv[1:]), 2000)
+        print(
+            f"tpbench starts its ranks itself, so rank 0 does the work: write python -m tpbench {line}", file=sys.stderr
+        )
+    for name in [name for name in os.environ if name.startswith("TORCHELASTIC_")]:
+        del os.environ[name]
+    return is_first
 
 
 def _hydra_message(error: HydraException) -> str:

@@ -197,7 +197,7 @@ def parse_job(
         elif from_outside:
             advice += f'; a variant of {shape_of} needs the decorator @variant(workload="{shape_of}")'
         raise JobError(
-            f"variant={variant.name} is of the workload {workload.name}, the shape is of {shape_of}: {advice}"
+            f"variant={variant.name} is of the workload {workload.name}, and the shape is of {shape_of}: {advice}"
         )
     chosen = dict.fromkeys(chosen)
     valid = field_names(workload).union(also_valid)
@@ -236,8 +236,10 @@ def _no_such_field(workload: Workload, name: str, valid: Collection[str], topic:
     `topic`: the argument of `list` that shows the fields.
     """
     if workload.scheduled is True and name in _MEASURE_DEFAULTS:
-        right = f"leave out {name}{' (steps=2 makes it short)' if 'steps' in valid else ''}"
-        return f"no field of {workload.name} is called {name}: its problem fixes the iterations, so {right}"
+        return (
+            f"no field of {workload.name} is called {name}: its problem fixes the iterations, so leave out {name}"
+            f"{' (steps=2 makes it short)' if 'steps' in valid else ''}"
+        )
     if others := [other.name for other in workloads().values() if name in field_names(other)]:
         return f"no field of {workload.name} is called {name}: leave it out (it is a field of {', '.join(others)})"
     return unknown(f"field of {workload.name}", name, {*valid, "shape", "variant"}, f"python -m tpbench list {topic}")

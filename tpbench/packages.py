@@ -97,8 +97,9 @@ def install_command(extra: str = "") -> str:
 def install_commands(modules: Iterable[str]) -> str:
     """Return the commands that install these optional packages."""
     arguments = dict.fromkeys(OPTIONAL[name] for name in modules if name in OPTIONAL)
-    commands = (install_command(name[1:-1]) if name.startswith("[") else pip_install(name) for name in arguments)
-    return " and ".join(commands)
+    return " and ".join(
+        install_command(name[1:-1]) if name.startswith("[") else pip_install(name) for name in arguments
+    )
 
 
 def not_installed(modules: Collection[str]) -> str:

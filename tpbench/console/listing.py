@@ -188,12 +188,7 @@ def _of_variant(name: str, workload: Workload, variant: Variant, gpus: int) -> l
         fields, command = _field_lines(workload.problem, values), OWN_SIZE
     else:
         values = _composed(name if name in workload.variants else next(iter(workload.variants)))
-        supported = []
-        for shape in (entry.name for entry in shapes(0, workload.name)):
-            sizes = choice("shape", shape)
-            model = choice("model", sizes["model"]) if "model" in sizes else {}
-            if unsupported_reason(parse_job({**values, **model, **sizes})) is None:
-                supported.append(shape)
+        supported = supported_shapes(values)
         if name in workload.variants:
             facts["shapes:"] = " ".join(supported) or "none"
         fields, command = _field_lines(workload.problem, values, variant.options), example_command(workload, supported)
@@ -211,6 +206,17 @@ def _composed(variant: str) -> dict[str, Any]:
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         values: Any = OmegaConf.to_container(hydra.compose("config", [f"variant={variant}", "~shape"]))
     return dict(values)
+
+
+def supported_shapes(values: Mapping[str, Any]) -> list[str]:
+    """Return the shapes that a variant supports, smallest first. `values`: its composed job without a shape."""
+
+    def is_supported(shape: str) -> bool:
+        sizes = choice("shape", shape)
+        model = choice("model", sizes["model"]) if "model" in sizes else {}
+        return unsupported_reason(parse_job({**values, **model, **sizes})) is None
+
+    return [entry.name for entry in shapes(0, variants()[values["variant"]][0].name) if is_supported(entry.name)]
 
 
 def example_command(workload: Workload, supported: Sequence[str]) -> str:

@@ -32,6 +32,8 @@ def main(arguments: Sequence[str]) -> int:
     overrides = [argument for argument in rest if "=" in argument]
     if command == "profile":
         parser.description = "Train blocks without parallelism, with it, and with two kinds of overlap: loss and costs."
+        if files := [word for word in words if ".py:" in word]:
+            parser.error(f"a trace of another variant is: python -m tpbench variant={files[0]} profile=true")
         parser.parse_args(words)
         return _profile(overrides)
     parser.description = "Check every variant that can run here against the oracle, on tiny shapes."

@@ -126,8 +126,9 @@ class Attempt:
         while folder.exists():
             folder = folder.with_name(f"{folder.name}-again")
         Result.remove(self.task.folder)
-        task, logs = replace(self.task, folder=folder), folder / self.folder.relative_to(self.task.folder)
-        moved = replace(self, task=task, folder=logs)
+        moved = replace(
+            self, task=replace(self.task, folder=folder), folder=folder / self.folder.relative_to(self.task.folder)
+        )
         return moved.with_columns(interleaved=None, interleaved_cells=None, log_dir=str(folder), **columns)
 
     def with_columns(self, **columns: Any) -> Self:

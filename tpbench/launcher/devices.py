@@ -64,8 +64,10 @@ def _lock(uuid: str) -> int | None:
         os.close(file)
         return None
     except OSError as error:
-        needed = f"all users of this host must be able to create and lock files in {FOLDER}"
-        raise JobError(f"{path} cannot be locked ({error.strerror}): {needed}") from None
+        raise JobError(
+            f"{path} cannot be locked ({error.strerror}): sweeps share GPUs by locks in {FOLDER}, so all users of "
+            "this host must be able to create and lock files there"
+        ) from None
     finally:
         os.umask(old)
 

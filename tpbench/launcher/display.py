@@ -141,7 +141,9 @@ class Display:
         if submitted := [attempt for attempt in attempts if attempt.row is None]:
             sweeps = sorted({str(attempt.folder.parent) for attempt in submitted})  # also earlier sweeps
             collect = "; ".join(shlex.join(["python", "-m", "tpbench", "collect", sweep]) for sweep in sweeps)
-            print(f"cells left to Slurm: {len(submitted)}; {collect} or the same command with resume=true collects")
+            print(
+                f"cells left to Slurm: {len(submitted)}; {collect} or the same command with resume=true collects them"
+            )
 
 
 def _result(attempt: Attempt) -> str:

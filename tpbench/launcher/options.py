@@ -21,7 +21,9 @@ class SweepOptions:
     """Options that apply to all cells of a sweep, with flat names like a job's fields. None may change a result."""
 
     resume: bool = setting(False, help="run only cells without a finished row of the same software and hardware")
-    reuse: bool = setting(False, help="run all jobs of one world size and environment in one torchrun that stays")
+    reuse: bool = setting(
+        False, help="run all jobs of one world size and environment in one torchrun, which stays alive"
+    )
     order: Literal["sequential", "interleaved"] = setting(
         "sequential",
         help="sequential, or interleaved: variants of a problem are measured alternately (ABBA); needs reuse=true",
@@ -30,7 +32,9 @@ class SweepOptions:
     gpu: Literal["A100", "H100", "H200", "B200"] | None = setting(
         None, help="with dry_run=true: plan for a machine with eight of these GPUs; null: this machine"
     )
-    wait: bool = setting(True, help="false: submit the jobs to Slurm and exit; resume=true or `collect` gets the rows")
+    wait: bool = setting(
+        True, help="false: submit the jobs to Slurm and exit; `tpbench collect` or resume=true collects the rows"
+    )
 
 
 _OWN_ARGUMENTS = frozenset(
@@ -57,10 +61,16 @@ class SlurmSettings:
     cpus_per_task: int | None = setting(
         None, help="cores for all ranks of a node; null: the cluster's default, on CPUs one for each rank", low=1
     )
-    mem_gib: float | None = setting(None, help="main memory of a node for a job; null: the cluster's default", low=0.1)
+    mem_gib: float | None = setting(
+        None, help="main memory of a node that a job may use; null: the cluster's default", low=0.1
+    )
     array_parallelism: int = setting(256, help="jobs of an array that may run at once", low=1)
-    cells_per_job: int | None = setting(1, help="cells that a job runs in turn; all: those with equal resources", low=1)
-    requeues: int = setting(3, help="times that a job is requeued at Slurm's time limit; if preempted, always", low=0)
+    cells_per_job: int | None = setting(
+        1, help="cells that a job runs one after the other; all: every cell with equal resources", low=1
+    )
+    requeues: int = setting(
+        3, help="times that a job is requeued after Slurm's time limit; a preempted job is always requeued", low=0
+    )
     signal_delay_s: int = setting(90, help="seconds before the time limit at which Slurm signals the job", low=1)
     poll_s: float = setting(2.0, help="seconds between two queries of the queue", low=0.1)
     setup: tuple[str, ...] = setting(
@@ -82,13 +92,17 @@ class SlurmSettings:
         if not isinstance(texts, list) or {*map(type, texts)} - {str} or not isinstance(sbatch, Mapping):
             raise JobError("setup must be a list of shell lines, sbatch a mapping such as {mail-type: END}")
         if reserved := sorted({str(name).replace("_", "-") for name in sbatch} & _OWN_ARGUMENTS):
-            raise JobError(f"sbatch cannot set {', '.join(reserved)}: tpbench does (time: by time_limit_min)")
+            raise JobError(
+                f"sbatch cannot set {', '.join(reserved)}: tpbench does (time: hydra.launcher.time_limit_min)"
+            )
         others = {name: value for name, value in values.items() if name not in ("setup", "sbatch")}
         cells = others.get("cells_per_job", 1)
         plain: Self = parse(cls, {**others, "cells_per_job": None if cells == "all" else cells})
         if plain.signal_delay_s >= 60 * (plain.time_limit_min or math.inf):
-            delay = f"hydra.launcher.signal_delay_s={plain.signal_delay_s}"
-            raise JobError(f"{delay} must be less than the {plain.time_limit_min} minutes of time_limit_min")
+            raise JobError(
+                f"hydra.launcher.signal_delay_s={plain.signal_delay_s} must be less than the {plain.time_limit_min} "
+                "minutes of time_limit_min: Slurm signals the job so many seconds before"
+            )
         # submitit writes an argument whose value is true without one, as in `--exclusive`.
         given = {str(name): value for name, value in sbatch.items() if value is not False and value is not None}
         arguments = tuple((name, value if value is True else str(value)) for name, value in given.items())

@@ -30,10 +30,12 @@ from tpbench.launcher.display import QUIET_S
 from tpbench.launcher.host import Host
 from tpbench.launcher.options import (
     CODE,
+    CONF,
     GROUPS,
     SlurmSettings,
     SweepOptions,
     command_line_names,
+    read_choice,
     store_defaults,
 )
 from tpbench.launcher.planning.plan import Request, plan, sweep_options
@@ -77,8 +79,10 @@ class TorchrunLauncher(Launcher):
     def _requests(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[Request]:
         """Compose every job before the first one runs, so that a mistake in the last one is reported at once."""
         _check_roots(self.config, self.config.hydra.runtime.choices)
-        lines_of_all = list(dict.fromkeys(line for lines in job_overrides for line in lines))
-        arguments.check_each(arguments.parse_overrides(lines_of_all))
+        _check_hydra(OmegaConf.to_container(self.config.hydra))
+        arguments.check_each(
+            arguments.parse_overrides(list(dict.fromkeys(line for lines in job_overrides for line in lines)))
+        )
         jobs = dict.fromkeys(job for lines in job_overrides for job in self.composer.variants_of(lines))
         if not jobs:
             raise JobError("the sweep has no cells: some name has no values")
@@ -94,7 +98,7 @@ class TorchrunLauncher(Launcher):
         return requests
 
     def _plan_and_run(self, requests: Sequence[Request], folder: Path) -> None:
-        """Raise JobError for invalid input, and if cells failed."""
+        """Plan and run the cells. Raises JobError for invalid input, and if cells failed."""
         options = sweep_options(requests)
         runner = self.runner(options)
         cells = plan(requests, runner.target, command_line_variants)
@@ -184,8 +188,9 @@ class SweepComposer:
             if refused := job_error(error):
                 raise refused from None
             key, reason = getattr(error, "full_key", None), str(error).partition("\n")[0]
-            name = f"{key}: " * bool(key)
-            raise JobError(f"a value refers to another one that cannot be found: {name}{reason}") from None
+            raise JobError(
+                f"a value refers to another one that cannot be found: {f'{key}: ' * bool(key)}{reason}"
+            ) from None
         return dict(values)
 
 
@@ -203,6 +208,16 @@ def _check_roots(config: Any, choices: Mapping[str, Any]) -> None:
             raise JobError(f"{group}={choices.get(group)}: its file must begin with the line `# @package _global_`")
         if config.get(group) not in (None, choices.get(group)):
             raise JobError(f"`{group}:` at the root of a file selects nothing: choose it in the file's `defaults:`")
+
+
+def _check_hydra(node: Any) -> None:
+    """Raise JobError for settings of Hydra that a configuration file sets and that have no effect."""
+    ours = read_choice(CONF / "config.yaml")["hydra"]
+    settings = {name: node[name] for name in ("run", "sweep", "output_subdir", "verbose", "callbacks")}
+    settings |= {f"job.{name}": node["job"][name] for name in ("chdir", "env_set", "env_copy")}
+    for name, value in settings.items():
+        if value and value != ours.get(name):
+            raise JobError(f"in a configuration file: hydra.{name} has no effect (output_dir=DIR takes rows and logs)")
 
 
 def _check_names(names: Iterable[str]) -> None:

@@ -39,7 +39,9 @@ def device_of_rank(name: str) -> torch.device:
         torch.set_num_threads(omp_threads() or 1)
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise RuntimeError(f"torch {torch.__version__} cannot use the GPUs; install a CUDA build or say device=cpu")
+        raise RuntimeError(
+            f"torch {torch.__version__} cannot use the GPUs of this machine; install a CUDA build or say device=cpu"
+        )
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     return device

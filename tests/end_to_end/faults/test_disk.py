@@ -55,5 +55,5 @@ def test_outputs_that_cannot_be_written_are_refused_before_anything_runs(tmp_pat
     (tmp_path / "outputs").write_text("a file, not a folder")
     done = tpbench(*SINGLE, cwd=tmp_path)
     assert done.returncode == 2
-    assert "outputs/sweeps" in done.stderr
+    assert "output_dir=outputs cannot be written: Not a directory" in done.stderr
     assert "Traceback" not in done.stderr

@@ -113,6 +113,11 @@ def test_lists_of_choices_units_and_models_are_written_out(argument: str, writte
     assert " ".join(rewritten([argument])) == written
 
 
+def test_numbers_with_commas_are_refused() -> None:
+    with pytest.raises(JobError, match=r"^vocab=131,072: a number has no comma: write vocab=131072$"):
+        rewritten(["vocab=131,072"])
+
+
 def variants_of(shape: str, variant: str) -> list[str]:
     """Return the variants that a value means beside a shape."""
     lines = [*accepted_by_hydra(rewritten([f"shape={shape}", f"variant={variant}"])), "layers=2"]  # of an experiment
@@ -233,6 +238,8 @@ RIGHT = "a value has no space around it, no comma at its end and one equals sign
 EXPLANATIONS = {
     "variant=pytorch_gather,": f"variant=pytorch_gather,: {RIGHT} variant=pytorch_gather",
     "variant=a,,b": f"variant=a,,b: {RIGHT} -m variant=a,b",
+    "variant=triton_tp shape=tiny_tp2": "'variant=triton_tp shape=tiny_tp2' is one argument, because of quotes: "
+    "write 2 arguments, variant=triton_tp shape=tiny_tp2",
     "tokens": "tokens has no value: write tokens=VALUE",
     "lst": "'lst' has no value, did you mean list? (write NAME=VALUE, or several values as -m NAME=VALUE1,VALUE2; "
     "commands: report, compare, history, predict, collect, compact, rows, list, doctor, docs, new, test, profile)",
@@ -243,6 +250,7 @@ EXPLANATIONS = {
     "special meaning is quoted twice: \"seed='a=b'\"",
     "output_dir=it's": "output_dir=it's: brackets and quotation marks must match, and a value with other characters of "
     "special meaning is quoted twice: \"output_dir='it\\'s'\"",
+    "-m seed=1,2": "'-m seed=1,2' is one argument, because of quotes: write 2 arguments, -m seed=1,2",
 }
 
 

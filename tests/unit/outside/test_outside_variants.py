@@ -130,7 +130,7 @@ def test_a_function_without_the_decorator_is_told_how_to_name_its_workload(folde
 
 def test_two_files_with_one_name_are_refused(folder: Path) -> None:
     Path("my_loss.py").write_text(FILE.replace("from helper import NUMBER", "NUMBER = 7"))
-    with pytest.raises(JobError, match=r"have the same name in rows, my_loss\.py:fast_tp: rename one"):
+    with pytest.raises(JobError, match=r"have the same name in rows, my_loss\.py:fast_tp: rename one of the files"):
         rewritten(["variant=my_loss.py:fast_tp,../my_loss.py:fast_tp"])
 
 
@@ -244,6 +244,7 @@ def test_new_writes_a_file_that_can_run(workload: str, folder: Path, capsys: pyt
     assert information(["new", "start.py"]) == 2 and "start.py cannot be written: File" in capsys.readouterr().err
     assert information(["new", "sub/x.py"]) == 2 and "cannot be written: No such file" in capsys.readouterr().err
     assert information(["new", "no.txt"]) == 2 and "no.txt is no name for the file" in capsys.readouterr().err
+    assert information(["new", "random.py"]) == 2 and "would hide" in capsys.readouterr().err
 
 
 def test_a_function_of_a_file_as_the_loss(tmp_path: Path) -> None:

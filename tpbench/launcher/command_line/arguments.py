@@ -47,10 +47,14 @@ types for it."""
 MAX_CELLS = 10_000
 """Most cells of one sweep. Every cell is composed before the first one runs, in about 60 ms each."""
 
+_SEVERAL = re.compile(r"\s+(?=[+~]*[\w./]+=)")
+"""White space before another NAME= within one argument."""
 _ENVIRONMENT = re.compile(r"\$\{\s*oc\.(env|\$)")
 _CHOICE = re.compile(r"""[^,()\[\]{}'"\\]+""")
 """A value among several: what Hydra's grammar separates by commas, brackets and quotation marks."""
 _WITH_COMMA = re.compile(r"(/[^'\"]*?,[^'\"]*?\.py):\w+")
+_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})*,0\d\d(?:,\d{3})*")
+"""A number with commas. No list of values has one that begins with 0."""
 _ELEMENT = re.compile(r"""'[^']*'|"[^"]*"|[^,'"]+""")
 """A text of several, with its quotation marks."""
 _PLAIN = re.compile(r"(?!(?:true|false|inf|nan)$)[A-Z_/][A-Z0-9_./:-]*", re.IGNORECASE)
@@ -150,6 +154,8 @@ def rewritten(arguments: Sequence[str]) -> list[str]:
         if name in ("model", "model_dir", "output_dir"):  # Hydra's grammar has no ~
             value = ",".join(str(user_path(path)) if path.startswith("~") else path for path in value.split(","))
         value = re.sub(r"^choice\(([^()]*)\)$", r"\1", value)
+        if name not in GROUPS and _THOUSANDS.fullmatch(value):
+            raise JobError(f"{argument}: a number has no comma: write {name}={value.replace(',', '')}")
         if name == "variant":
             value = _WITH_COMMA.sub(lambda path: name_in_rows(path[0]) if Path(path[1]).is_file() else path[0], value)
             value = _CHOICE.sub(lambda choice: name_in_rows(choice[0]), value)
@@ -228,7 +234,9 @@ def check_overrides(arguments: Sequence[str]) -> None:
             raise JobError(f"an argument has characters that a terminal does not print: {printable(argument)}")
     parsed, unrecognised = parse_options(arguments)
     if unrecognised:
-        raise JobError("\n".join(f"no such option: {each} (list: python -m tpbench --help)" for each in unrecognised))
+        raise JobError(
+            "\n".join(f"no such option: {each} (python -m tpbench --help lists them)" for each in unrecognised)
+        )
     overrides = parse_overrides(parsed.overrides)
     given: dict[str, str] = {}
     for each in overrides:
@@ -265,6 +273,8 @@ def parse_overrides(arguments: Sequence[str]) -> list[Override]:
 def _explanation(argument: str) -> str:
     """Return what is wrong with an argument, and an argument that would be right."""
     name, equals, value = argument.partition("=")
+    if len(parts := _several(argument)) > 1:
+        return f"'{argument}' is one argument, because of quotes: write {len(parts)} arguments, {shlex.join(parts)}"
     if not equals:
         if argument in COMMANDS:
             return f"{argument} is a command: write it first, as python -m tpbench {argument} ..."
@@ -337,7 +347,7 @@ def accepted_by_hydra(arguments: Sequence[str]) -> list[str]:
     for argument in arguments:
         name, equals, value = argument.partition("=")
         key = name.lstrip("+")
-        if key in texts and not re.search(r"[(\[{\\]", value):
+        if key in texts and not re.search(r"[(\[{\\]", value) and len(_several(argument)) == 1:
             value = _ELEMENT.sub(_quoted, value)
         is_field = re.fullmatch(r"(?!hydra)\w[\w.]*", key) and key not in GROUPS
         words.append(f"{f'++{key}' if is_field and equals else name}{equals}{value}")
@@ -357,6 +367,13 @@ def _text_fields() -> set[str]:
     hints = [hint for cls in (Job, MeasureSettings, SweepOptions, *problems) for hint in get_type_hints(cls).items()]
     hints += [(f"hydra.launcher.{name}", hint) for name, hint in get_type_hints(SlurmSettings).items()]
     return {name for name, _ in hints} - {name for name, hint in hints if not is_text(hint)} | {*GROUPS}
+
+
+def _several(argument: str) -> list[str]:
+    """Return the arguments that stand in one, because of quotes around all of them."""
+    parts = _SEVERAL.split(argument.strip())
+    following = {part.partition("=")[0].lstrip("+~") for part in parts[1:]}
+    return [argument] if following.isdisjoint(command_line_names() | set(GROUPS)) else parts
 
 
 def chosen_fields(overrides: Sequence[str]) -> list[str]:

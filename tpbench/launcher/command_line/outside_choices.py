@@ -43,11 +43,15 @@ def name_in_rows(choice: str) -> str:
         return choice
     known = command_line_variants.setdefault(outside.name, outside)
     if known != outside:
-        raise JobError(f"{known.path} and {outside.path} have the same name in rows, {outside.name}: rename one")
+        raise JobError(
+            f"{known.path} and {outside.path} have the same name in rows, {outside.name}: rename one of the files"
+        )
     for other in command_line_variants.values():
         if other.workload == outside.workload and other.definition and other.definition != outside.definition:
-            both = f"{other.path} and {outside.path} declare different workloads called {outside.workload}"
-            raise JobError(f"{both}: write Workload(..., name=...) in one of them")
+            raise JobError(
+                f"{other.path} and {outside.path} declare different workloads called {outside.workload}: "
+                "write Workload(..., name=...) in one of them"
+            )
     register_choice(outside)
     return outside.name
 
@@ -60,8 +64,10 @@ def find_outside(choice: str) -> OutsideVariant | None:
     if not FILE_NAME.fullmatch(path.name):
         raise JobError(f"{path.name}: rename the file; its name may have letters, digits and _ - . of ASCII only")
     if not (function := match["function"]):
-        right = f"write {choice.rstrip(':')}:FUNCTION (its variants: {', '.join(names_in(path)) or 'none'})"
-        raise JobError(f"variant={choice} names no function: {right}")
+        raise JobError(
+            f"variant={choice} names no function: write {choice.rstrip(':')}:FUNCTION "
+            f"(its variants: {', '.join(names_in(path)) or 'none'})"
+        )
     return from_file(path, function)
 
 
@@ -83,10 +89,12 @@ def _require_free_names(variant: OutsideVariant) -> None:
     taken = {field.name for cls in (Job, MeasureSettings) for field in fields(cls)} | SWEEP_OPTION_NAMES
     taken |= {*GROUPS, *aliases(), *REPORT_NAMES, *COMMON_COLUMNS} - SHARED_COLUMNS.keys()
     types = {field.name: type_of_hint(field.type) for field in fields(variant.of_workload.problem)}
-    columns = [column for other in NAMES for column in workload_columns()[other].values()]
-    typed = {column.name: column.type for column in columns} | SHARED_COLUMNS
+    typed = {
+        name: column.type for other in NAMES for name, column in workload_columns()[other].items()
+    } | SHARED_COLUMNS
     wrong = [name for name, kind in types.items() if name in taken or kind != typed.get(name, kind)]
     for name in wrong or variant.of_workload.column_types().keys() & {*REPORT_NAMES, *COMMON_COLUMNS, *typed, *types}:
         what = "field" if name in wrong else "column"
-        mistake = f"the {what} {name} of {variant.workload} has a name that tpbench or a field uses"
-        raise JobError(f"{file}: {mistake}: rename it")
+        raise JobError(
+            f"{file}: the {what} {name} of {variant.workload} has a name that tpbench or a field uses: rename it"
+        )

@@ -23,14 +23,12 @@ class PlanningTarget(Protocol):
 
     def nodes_of(self, job: Job) -> int:
         """Return the number of nodes that the job takes."""
-        return 1
 
     def skip_reason(self, job: Job) -> str | None:
         """Return why the target is too small for the job, or None if it isn't."""
 
     def memory_gib(self) -> tuple[float | None, float | None]:
         """Return the memory of one GPU, and the main memory that all ranks of a node share. None: unknown."""
-        return None, None
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,9 @@ def notes(cells: Sequence[Cell]) -> list[str]:
         lines.append(f"{expected}; shapes whose names begin with tiny_ take seconds (python -m tpbench list shapes)")
     outside = [cell.job.variant for cell in cells if cell.job.outside]
     if outside and not all(cell.job.outside for cell in cells):
-        lines.append(f"the inputs of all cells change before each iteration (fresh=true): {outside[0]} is yours")
+        lines.append(
+            f"the inputs of all cells change before each iteration (fresh=true), because {outside[0]} is yours"
+        )
     for cell in cells:
         job, name = cell.job, cell.job.workload.name
         if job.workload.definition and not job.workload.definition["costs"]:
@@ -176,6 +176,9 @@ class ThisHost(PlanningTarget):
     def device(self) -> Literal["cuda", "cpu"]:
         return "cuda" if self.gpus else "cpu"
 
+    def nodes_of(self, job: Job) -> int:
+        return 1
+
     def memory_gib(self) -> tuple[float | None, float | None]:
         from tpbench.predict.target import this_gpu  # with pandas
 
@@ -214,9 +217,12 @@ def skip_reason(job: Job, target: PlanningTarget) -> str | None:
         return reason
     if job.device == "cuda" and job.implementation.cpu_only_reason:
         return job.implementation.cpu_only_reason
-    if job.device == "cpu" and (job.requires_cuda or job.measure.graph or job.measure.profiler):
-        setting = "graph=true " if job.measure.graph else f"profiler={job.measure.profiler} "
-        return f"{setting * (not job.requires_cuda)}needs a CUDA GPU"
+    if job.device == "cpu" and job.requires_cuda:
+        return "needs a CUDA GPU"
+    if job.device == "cpu" and job.measure.graph:
+        return "graph=true needs a CUDA GPU"
+    if job.device == "cpu" and job.measure.profiler:
+        return f"profiler={job.measure.profiler} needs a CUDA GPU"
     if job.measure.profiler == "ncu" and job.world_size > 1:
         return "profiler=ncu runs one kernel at a time, and one that waits for another rank would not end: use nsys"
     return job.workload.unsupported_reason(job)

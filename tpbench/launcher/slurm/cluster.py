@@ -187,6 +187,9 @@ class Partition(PlanningTarget):
     def nodes_of(self, job: Job) -> int:
         return self.layout(job).nodes
 
+    def memory_gib(self) -> tuple[None, None]:
+        return None, None
+
     def skip_reason(self, job: Job) -> str | None:
         if job.tp_size > (most := self.max_ranks_per_node(job)):
             unit = "GPUs" if job.device == "cuda" else "ranks"

@@ -1,7 +1,6 @@
 """Attempts in Slurm's queue: which job runs one, how it ended, and which ones earlier sweeps left."""
 
 import argparse
-import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
@@ -96,16 +95,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Write the rows of Slurm jobs that ended without one, and print the state of each cell.",
         epilog="The exit code is 0 if all cells ended well, 1 if one failed, 3 if some are not done yet.",
     )
-    where = "a sweep's folder, OUTPUT_DIR/sweeps/SWEEP_ID; of OUTPUT_DIR: list its sweeps"
-    parser.add_argument("sweep", type=path_argument, help=where)
+    parser.add_argument(
+        "sweep", type=path_argument, help="a sweep's folder, OUTPUT_DIR/sweeps/SWEEP_ID; of OUTPUT_DIR: list its sweeps"
+    )
     sweep: Path = parser.parse_args(arguments).sweep.absolute()
     cluster.drop_client_variables()
     try:
         if sweeps := sorted(sweep.glob("sweeps/*/")):
-            found = [(each, attempts_of(each)) for each in sweeps]
-            lines = [[str(each), f"{len(cells)}", f"{sum(one.has_row for one in cells)}"] for each, cells in found]
-            print(*aligned_lines(("collect one of these sweeps", "cells", "with a row"), lines), sep="\n")
-            return 0
+            return _list(sweeps)
         if not (attempts := attempts_of(sweep)):
             parser.error(f"{sweep} is no sweep's folder: it contains no cells")
         return _collect(attempts)
@@ -113,13 +110,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
 
 
+def _list(sweeps: Sequence[Path]) -> int:
+    """Print a line for each sweep of an output folder, the newest last, and return the exit code."""
+    lines = []
+    for sweep in sweeps:
+        attempts = attempts_of(sweep)
+        done = sum(attempt.has_row for attempt in attempts)
+        lines.append([str(sweep), f"{len(attempts)}", f"{done}"])
+    print(*aligned_lines(("collect one of these sweeps", "cells", "with a row"), lines), sep="\n")
+    return 0
+
+
 def _collect(attempts: Sequence[Attempt]) -> int:
     states = cluster.states({job_of(attempt) for attempt in attempts if is_wanted(attempt) and not attempt.has_row})
-    rows_of_others: dict[tuple[str, str], Mapping[str, Any]] = {}
-    for folder in {attempt.cell.job.output_dir for attempt in attempts}:
-        with contextlib.suppress(FileNotFoundError):
-            rows = load(folder, columns=["key", "status", "reason", "sweep_id", "finished_at"])
-            rows_of_others |= {(folder, row["key"]): row for row in plain_rows(rows.sort_values("finished_at"))}
+    rows_of_others = {folder: _newest_rows(folder) for folder in {attempt.cell.job.output_dir for attempt in attempts}}
     failed = busy = 0
     cells = distinguish([attempt.cell for attempt in attempts])
     for attempt, cell in zip(attempts, cells, strict=True):
@@ -127,8 +131,10 @@ def _collect(attempts: Sequence[Attempt]) -> int:
         state = states.get(job_id, cluster.UNKNOWN)
         if ended := close_if_ended(attempt, state):
             row = ended.row
-        elif row := None if job_id else rows_of_others.get((cell.job.output_dir, cell.job.key)):
+        elif not job_id and (row := rows_of_others[cell.job.output_dir].get(cell.job.key)):
             sweep = f"(sweep {row['sweep_id']})"
+        else:
+            row = None
         if row:
             result = " ".join(filter(None, (row["status"], str(row["reason"] or "").partition("\n")[0], sweep)))
             failed += row["status"] in FAILURES
@@ -138,3 +144,12 @@ def _collect(attempts: Sequence[Attempt]) -> int:
         print(printable(f"{attempt.folder.name}: {cell}: {result}"))
     print(f"{len(attempts)} cells: {len(attempts) - busy} done, {failed} of them failed, {busy} not done yet")
     return 3 if busy else int(failed > 0)
+
+
+def _newest_rows(output_dir: str) -> dict[str, Mapping[str, Any]]:
+    """Return the newest row of each cell of an output folder, by the job's key: also another sweep's."""
+    try:
+        rows = load(output_dir, columns=["key", "status", "reason", "sweep_id", "finished_at"])
+    except FileNotFoundError:
+        return {}
+    return {row["key"]: row for row in plain_rows(rows.sort_values("finished_at"))}
