@@ -1,7 +1,6 @@
 """Study `late`: what a rank that starts late costs the others, and work on another stream of their GPUs."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from tpbench.measure.clocks import LATE_MS
@@ -10,7 +9,6 @@ from tpbench.tables import Table, TableCell, number_cell
 from tpbench.workloads import workloads
 from tpbench.workloads.study_data import oldest_first
 
-_ms = partial(number_cell, write="{:.3f}".format)
 _DELAYS = [f"{delay:g} ms late" for delay in LATE_MS]
 
 
@@ -47,3 +45,7 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
             heading = f"time of three products of 4096^3 on another stream of the other ranks, ms: {problem}"
             made.append(Table(heading, ("variant", "alone", *_DELAYS), beside))
     return made
+
+
+def _ms(value: float) -> TableCell:
+    return number_cell(value, "{:.3f}".format)

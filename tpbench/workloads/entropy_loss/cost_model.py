@@ -13,11 +13,8 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 from tpbench.kernels import LABEL_LOSSES
+from tpbench.workloads.entropy_loss.problem import WORKLOAD
 from tpbench.workloads.sizes import ITEM_BYTES
-
-REDUCE = ("torch_loss_parallel", "fast_llm", "megatron", "liger")
-"""Variants whose ranks all-reduce sums of a row's numbers. Others all-gather the numbers, or `pytorch_gather` all
-logits."""
 
 Terms: TypeAlias = Mapping[str, float]
 """Counted terms of a cost by name. A fit multiplies each with a coefficient that is not negative.
@@ -82,8 +79,8 @@ def counts(label: str, size: LossSize) -> Counts:
     `label`: its name, then its options, such as `pytorch_tp_manual exchange=all_reduce`.
     """
     name, *options = label.split()
-    ranks = size.tp_size
-    gathers, reduces = name == "pytorch_gather", name in REDUCE or "exchange=all_reduce" in options
+    exchanges, ranks = getattr(WORKLOAD.variants.get(name), "exchanges", "numbers"), size.tp_size
+    gathers, reduces = exchanges == "logits", exchanges == "sums" or "exchange=all_reduce" in options
     worked = size.gathered(ranks if gathers else 1)
     memory = {"a row": float(size.tokens), f"worked {size.loss}": worked}
     if ranks == 1:
@@ -93,7 +90,7 @@ def counts(label: str, size: LossSize) -> Counts:
         unit = size.gathered(1) * (ranks - 1)
     else:
         unit = size.tokens * (ranks - 1) / (ranks if reduces else 1)
-        if sends_parts(label, size.loss):
+        if exchanges == "numbers of parts" and "exchange=nccl" not in options and size.loss != "jsd":
             unit *= parts_of_row(size)
     time = {
         f"launches {size.loss}": 1.0,
@@ -102,12 +99,6 @@ def counts(label: str, size: LossSize) -> Counts:
         f"collective {size.loss}": unit,
     }
     return Counts(memory, {f"sent {size.loss}": unit}, time)
-
-
-def sends_parts(label: str, loss: str) -> bool:
-    """Return true if ranks exchange the numbers of each part of a row, through memory that they share."""
-    name, *options = label.split()
-    return name == "triton_tp" and "exchange=nccl" not in options and loss != "jsd"
 
 
 def parts_of_row(size: LossSize) -> int:

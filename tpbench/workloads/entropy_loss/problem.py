@@ -10,7 +10,7 @@ from typing import Any, Literal
 from tpbench.columns import Column
 from tpbench.kernels import Loss
 from tpbench.settings import setting
-from tpbench.workloads import Pivot, Study, Workload, losses
+from tpbench.workloads import Pivot, Study, Variant, Workload, losses
 from tpbench.workloads.losses import (
     bytes_of_rows,
     first_of,
@@ -52,10 +52,20 @@ _OF_KERNELS: Any = {"by_variant": True, "studies": ("block_cap",)}
 """Traits of the columns of kernels, which say why one block cap is slow."""
 
 
+@dataclass(frozen=True)
+class EntropyLossVariant(Variant):
+    """An implementation of the entropy loss, with what its cost model needs."""
+
+    exchanges: Literal["numbers", "numbers of parts", "sums", "logits"] = "numbers"
+    """What ranks exchange: numbers of each row, or of each part of a row, by an all-gather; sums of such numbers by an
+    all-reduce; or all logits."""
+
+
 class EntropyLossWorkload(Workload):
     """The entropy loss, whose inputs are most of its memory."""
 
     def least_gib(self, job: Any) -> float:
+        """Return the memory of a rank's inputs in GiB."""
         problem: EntropyLoss = job.problem
         logits = problem.tokens * -(-problem.vocab // job.tp_size) * ITEM_BYTES[problem.dtype]
         return float(problem.matrices * logits + bytes_of_rows(problem)) / 2**30
@@ -65,6 +75,7 @@ WORKLOAD = EntropyLossWorkload(
     name="entropy_loss",
     summary="entropy loss over a sharded vocabulary, forward and backward",
     problem=EntropyLoss,
+    variant_class=EntropyLossVariant,
     headline=("loss", "tokens", "vocab"),
     columns=(
         Column("loss_identical", bool, "true if all ranks had the same bits in every loss"),
@@ -144,6 +155,7 @@ WORKLOAD.variant_of(
     uses_triton=True,
     requires_cuda=lambda problem: problem.algorithm == "one_read" or problem.exchange == "symmetric",
     unsupported_reason=_no_such_exchange,
+    exchanges="numbers of parts",
 )
 WORKLOAD.variant_of(
     "pytorch_tp_manual",
@@ -159,6 +171,7 @@ WORKLOAD.variant_of(
     "all-gather the logits to the whole vocabulary, then torch's own loss (compile=true: torch.compile)",
     options={"compute_dtype", "compile"},
     unsupported_reason=_gather,
+    exchanges="logits",
 )
 peer = partial(losses.peer, WORKLOAD)
 peer(
@@ -168,8 +181,9 @@ peer(
     "torch's own: F.cross_entropy of a sharded DTensor under loss_parallel()",
     options={"compute_dtype"},
     requires_cuda=False,
+    exchanges="sums",
 )
-peer("fast_llm", "fast_llm", _fast_llm, "Fast-LLM's Triton kernels, from a checkout on PYTHONPATH")
+peer("fast_llm", "fast_llm", _fast_llm, "Fast-LLM's Triton kernels, from a checkout on PYTHONPATH", exchanges="sums")
 peer("quack", "quack", labels_on_one_rank, "QuACK's CuTe kernel: forward and gradient (of the sum) in one launch")
 peer(
     "megatron",
@@ -177,6 +191,7 @@ peer(
     losses.labels_over_ranks,
     "Megatron-LM's vocab_parallel_cross_entropy in torch",
     requires_cuda=False,
+    exchanges="sums",
 )
 peer(
     "liger",
@@ -184,5 +199,6 @@ peer(
     _liger,
     "Liger's Triton kernels, which overwrite the logits",
     options={"compute_dtype"},
+    exchanges="sums",
 )
 peer("flash_attn", "flash_attn", first_of(uneven, other_losses), "flash-attention's Triton kernel")

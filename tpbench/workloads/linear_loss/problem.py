@@ -49,6 +49,7 @@ class LinearLoss(losses.LossProblem):
         return self.dtype
 
     def check(self, tp_size: int, dp_size: int) -> list[str]:
+        """Return a complaint for each combination of fields that is invalid."""
         complaints = super().check(tp_size, dp_size)
         if dp_size != 1:
             complaints.append(f"dp_size={dp_size} must be 1: replicas of a head do not communicate")

@@ -114,6 +114,12 @@ def policy_rows(problem: Any, logprob: Tensor) -> dict[str, Tensor]:
     return rows
 
 
+def objective_inputs(problem: Any, shard: Any) -> dict[str, Tensor]:
+    """Return the tensors of rows that a user's own loss takes, by name."""
+    objective = Objective.of(problem.objective)
+    return {name: shard.rows[name] for name in (*objective.needed, *objective.optional) if name in shard.rows}
+
+
 def sequence_lengths(problem: Any) -> list[int]:
     """Return the rows of each sequence."""
     whole, rest = divmod(problem.tokens, SEQUENCE)
@@ -126,9 +132,7 @@ def kernel_options(problem: Any, shard: Any) -> dict[str, Any]:
     options |= {name: getattr(shard, name) for name in ("group", "vocab_start", "vocab_size")}
     options["ignore_index"] = IGNORED
     if problem.objective:
-        objective = Objective.of(problem.objective)
-        names = [name for name in (*objective.needed, *objective.optional) if name in shard.rows]
-        options |= {"loss": problem.objective, "row_inputs": {name: shard.rows[name] for name in names}}
+        options |= {"loss": problem.objective, "row_inputs": objective_inputs(problem, shard)}
         options["sequence_lengths"] = sequence_lengths(problem)
     elif problem.loss == "policy":
         options |= {**shard.rows, "clip": CLIP, "kl_weight": problem.kl_weight}

@@ -92,6 +92,7 @@ class TrainStepWorkload(Workload):
     """The train step: its model is resolved, and its memory estimated, before a cell runs."""
 
     def resolve(self, problem: TrainStep, chosen: frozenset[str]) -> TrainStep:
+        """Return the problem with the fields that the name or the folder of its model implies. Raises JobError."""
         return resolve(problem, chosen)
 
     def planned_columns(self, job: Any) -> dict[str, Any]:
@@ -106,6 +107,7 @@ class TrainStepWorkload(Workload):
         }
 
     def expected_memory(self, job: Any) -> str:
+        """Return the memory estimate as a phrase for the reason of a row that ran out of memory."""
         columns = self.planned_columns(job)
         gib = {part: columns[f"expected_{part}_gib"] for part in MEMORY_PARTS}
         parts = [f"{part} {gib[part]:.4g}" for part in MEMORY_PARTS]
@@ -132,6 +134,7 @@ class TrainStepWorkload(Workload):
         return float(self.planned_columns(job)["expected_gib"]) / LARGEST_ESTIMATE
 
     def document(self, row: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
+        """Return the row as the JSON document of an older benchmark, with its file name, or None."""
         return json_document(row)
 
 

@@ -20,12 +20,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tpbench.kernels.cached_launch import INTERPRETED, cached_launch
+from tpbench.kernels.cached_launch import cached_launch
 from tpbench.kernels.two_pass.state import round_to
 
 _PLACE_BLOCK = 1024
 
 
+INTERPRETED: bool = not isinstance(round_to, triton.JITFunction)
+"""True if the kernels run in Triton's interpreter: TRITON_INTERPRET was 1 at the import of triton."""
 # The interpreter's time depends on the number of programs, not of elements.
 BLOCKS = (512, 512, 512) if INTERPRETED else (64, 16, 256)
 """The owner's rows that a program of the merge inspects, the touched ones that it adds at a time, and columns."""
