@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from tpbench.tables import Table
-from tpbench.workloads.embedding_grad.problem import DENSE
+from tpbench.workloads.embedding_grad.problem import DENSE, is_dense
 from tpbench.workloads.study_data import Picture, Speedups, oldest_first
 
 CLOCKS = ("device_ms", "time_ms")
@@ -72,7 +72,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
 
     A single density has no crossover.
     """
-    groups, dense = groups_of(rows), {row["label"] for row in rows if row["variant"] == DENSE}
+    groups, dense = groups_of(rows), {row["label"] for row in rows if is_dense(row["variant"])}
     made = [_speedup_table(group) for group in groups]
     lines = [
         (

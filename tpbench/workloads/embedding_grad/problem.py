@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from tpbench.columns import Column
 from tpbench.settings import setting
-from tpbench.workloads import Pivot, Study, Workload
+from tpbench.workloads import Pivot, Study, Variant, Workload
 
 PHASES = ("counts", "ids", "gather", "values", "merge", "reduce")
 """Phases of an iteration; each variant has some of them."""
@@ -84,13 +84,19 @@ def rounded_density(row: Mapping[str, Any]) -> float | None:
     return None if row.get("density") is None else float(f"{row['density']:.3g}")
 
 
-DENSE = "dense_reduce_scatter"
-"""Name of the variant that sends the whole table: the baseline of exchanges that send touched rows."""
+@dataclass(frozen=True)
+class ExchangeVariant(Variant):
+    """A variant of the embedding gradient."""
+
+    is_dense: bool = False
+    """True if it sends the whole table: the baseline of exchanges that send touched rows."""
+
 
 WORKLOAD = Workload(
     name="embedding_grad",
     summary="mean over data-parallel ranks of a sparsely touched embedding gradient, sharded over owners",
     problem=EmbeddingGrad,
+    variant_class=ExchangeVariant,
     headline=("table_rows", "width", "tokens"),
     columns=(
         Column("density", float, "distinct rows that a rank touched, divided by table_rows, mean over ranks"),
@@ -136,10 +142,11 @@ def _host_work(problem: EmbeddingGrad) -> str:
 
 
 WORKLOAD.variant_of(
-    DENSE,
+    "dense_reduce_scatter",
     "exchanges.by_collectives.DenseReduceScatter",
     "reduce_scatter_tensor of the whole table",
     no_graph_reason=_host_work,
+    is_dense=True,
 )
 WORKLOAD.variant_of(
     "sparse_all_to_all",
@@ -159,3 +166,12 @@ WORKLOAD.variant_of(
     no_graph_reason=_host_work,
     uses_triton=True,
 )
+
+
+def is_dense(name: str) -> bool:
+    """Return true for a variant that sends the whole table. One that this package doesn't have counts as sparse."""
+    return getattr(WORKLOAD.variants.get(name), "is_dense", False)
+
+
+DENSE = next(filter(is_dense, WORKLOAD.variants))
+"""Name of the baseline."""

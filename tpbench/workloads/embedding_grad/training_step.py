@@ -52,6 +52,7 @@ class StandIn:
             self.products = BACKWARD_PRODUCTS[backward_ms]
 
     def run(self) -> None:
+        """Run both passes."""
         self.forward()
         self.backward()
 

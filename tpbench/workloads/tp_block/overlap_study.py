@@ -18,7 +18,7 @@ import pandas as pd
 from tpbench.measure.clocks import TIMED
 from tpbench.tables import Table
 from tpbench.workloads.study_data import Picture, Speedups, oldest_first
-from tpbench.workloads.tp_block.workload import CHOICE, COMPILED, PLAIN, WHOLE
+from tpbench.workloads.tp_block.workload import PLAIN, traits_of
 
 PARTS = ("column", "row", "mlp", "block")
 CLOCKS = {clock.column: clock.title.lower() for clock in TIMED}
@@ -51,7 +51,7 @@ def problems(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Speedups, Any]
     """
     cells = []
     for row in filter(_is_compared, oldest_first(rows)):
-        compiled = bool(row.get("compile")) or row["variant"] == COMPILED
+        compiled = bool(row.get("compile")) or traits_of(row["variant"]).is_compiled
         cells.append({**row, "hardware": row["gpu_name"] or "cpu", "graph": bool(row["graph"]), "compile": compiled})
     frame = pd.DataFrame(cells, columns=[*GROUP, "variant", "tokens", *SHOWN])
     frame = frame.drop_duplicates([*GROUP, "variant", "tokens"], keep="last")
@@ -64,7 +64,7 @@ def problems(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Speedups, Any]
 
 
 def _is_compared(row: Mapping[str, Any]) -> bool:
-    shared_block = not row.get("layers") and row["variant"] != WHOLE
+    shared_block = not row.get("layers") and traits_of(row["variant"]).shares_block
     own_graphs = row.get("try_graphs") and not row["graph"]
     usual = row.get("nccl") in (None, "default")
     return bool(row["warmed_up"] is not False and usual and shared_block and not own_graphs)
@@ -81,7 +81,7 @@ def choice(speedups: Speedups, cells: Any, clock: str) -> dict[int, str]:
     ratios = speedups.by_clock[clock]
     sure = cells[high].lt(cells[low][PLAIN], axis="index").reindex_like(ratios)
     ratios = ratios.mask(~sure & (ratios > 1), 1.0)
-    names, name = [name for name in ratios if name != CHOICE] or [*ratios], PLAIN
+    names, name = [name for name in ratios if not traits_of(str(name)).is_choice] or [*ratios], PLAIN
     for tokens, of_variants in ratios[names].dropna(how="all").iterrows():
         fastest = str(of_variants.idxmax())
         if of_variants[fastest] < PAYS:

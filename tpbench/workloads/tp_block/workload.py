@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from tpbench.workloads.tp_block.execution.prepared import BlockContext, PreparedBlock
     from tpbench.workloads.tp_block.inputs import BlockInputs
 
-PLAIN, CHOICE = "block_tp", "block_auto"
-"""Names of the variant that others are compared with, and of the one that runs as the fastest of the others."""
-WHOLE, COMPILED = "block_no_tp", "block_compile_async"
-"""Names of the variant with the whole block on each rank, and of the one whose whole block is compiled."""
 SHARED_OPTIONS = frozenset({"compile", "save_gathered"})
 """The options of every schedule that shares the block between ranks."""
 
@@ -50,10 +46,18 @@ def _no_graph_of_copies(problem: TpBlock) -> str:
 
 @dataclass(frozen=True)
 class BlockVariant(Variant):
-    """A variant of the block."""
+    """A variant of the block, with the traits that decide how others are compared with it."""
 
     no_graph_reason: str | Callable[[Any], str] = _no_graph
     unsupported_reason: Callable[[Any, int], str | None] = _unsupported_by_one_rank
+    is_plain: bool = False
+    """True for the one that others are compared with: products and collectives one after the other."""
+    shares_block: bool = True
+    """False if each rank has the whole block."""
+    is_choice: bool = False
+    """True if it runs as the fastest of the others."""
+    is_compiled: bool = False
+    """True if the whole block is compiled."""
 
 
 class BlockWorkload(Workload):
@@ -151,18 +155,20 @@ def _of_schedule(
 
 _EXECUTION = "workloads.tp_block.execution"
 _of_schedule(
-    WHOLE,
+    "block_no_tp",
     "comm.parallel_linears.LocalSchedule",
     "the whole block on every rank, each for itself: the reference",
     {"compile"},
     lambda inputs: (),
     unsupported_reason=lambda problem, tp_size: None,
+    shares_block=False,
 )
 _of_schedule(
-    PLAIN,
+    "block_tp",
     "comm.parallel_linears.SequentialSchedule",
     "all-gather, product, reduce-scatter, one after the other",
     SHARED_OPTIONS | {"nccl"},
+    is_plain=True,
 )
 _of_schedule(
     "block_tp_overlap",
@@ -187,10 +193,11 @@ _of_schedule(
     ),
 )
 WORKLOAD.variant_of(
-    COMPILED,
+    "block_compile_async",
     "execution.prepared.prepare_compiled",
     "torch.compile with micro-pipelined tensor parallelism",
     requires_cuda=True,
+    is_compiled=True,
 )
 _of_schedule(
     "block_copy_engine",
@@ -213,9 +220,20 @@ _of_schedule(
     no_graph_reason=_no_graph_of_copies,
 )
 WORKLOAD.variant_of(
-    CHOICE,
+    "block_auto",
     "execution.autotune.prepare_fastest",
     "the variant whose step is fastest in a trial, maybe with its passes as CUDA graphs",
     options=SHARED_OPTIONS | {"signals", "try_graphs", "choose_by"},
     no_graph_reason=_no_graph_of_copies,
+    is_choice=True,
 )
+
+
+def traits_of(name: str) -> BlockVariant:
+    """Return the variant of that name. One that this package doesn't have, as from a user's file, has no traits."""
+    variant = WORKLOAD.variants.get(name)
+    return variant if isinstance(variant, BlockVariant) else BlockVariant(name, "", prepare=lambda: None)
+
+
+PLAIN = next(name for name in WORKLOAD.variants if traits_of(name).is_plain)
+"""Name of the variant that others are compared with."""

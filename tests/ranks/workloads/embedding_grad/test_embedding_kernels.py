@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpbench.workloads.embedding_grad.row_operations import merge_kernel
-from tpbench.workloads.embedding_grad.row_operations.merge_kernel import merge_rows, place_rows
+from tpbench.workloads.embedding_grad.row_operations.merge_kernel import Blocks, merge_rows, place_rows
 from tpbench.workloads.embedding_grad.row_operations.row_kernels import BLOCKS, gather_rows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -124,9 +124,9 @@ def test_a_row_outside_the_table_is_zero(row: int) -> None:
     assert gather_rows(table, rows, table.new_empty(2, 5)).tolist() == [[1.0] * 5, [0.0] * 5]
 
 
-@pytest.mark.parametrize("blocks", [merge_kernel.BLOCKS, (16, 4, 16)])
+@pytest.mark.parametrize("blocks", [merge_kernel.BLOCKS, Blocks(16, 4, 16)])
 @pytest.mark.parametrize(("ranks", "rank", "ids"), [(2, 1, torch.int32), (3, 0, torch.int64), (5, 2, torch.int32)])
-def test_each_row_is_summed_over_ranks(ranks: int, rank: int, ids: torch.dtype, blocks: tuple[int, int, int]) -> None:
+def test_each_row_is_summed_over_ranks(ranks: int, rank: int, ids: torch.dtype, blocks: Blocks) -> None:
     torch.manual_seed(0)
     rows_per_rank, width, first_row = 50, 37, 700
     held = [(torch.rand(rows_per_rank) < 0.3).nonzero()[:, 0] for _ in range(ranks)]

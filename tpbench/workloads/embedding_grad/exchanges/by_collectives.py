@@ -21,6 +21,7 @@ class DenseReduceScatter(Exchange):
         self.phases = (Phase("reduce", self.reduce),)
 
     def reduce(self) -> None:
+        """Run the collective."""
         self.output = torch.empty_like(self.inputs.own_slice)
         self.comm.reduce_scatter_mean(self.output, self.inputs.grad)
 
@@ -92,6 +93,7 @@ class SparseAllToAll(Exchange):
         self.sent_values = gather_rows(table, rows, values) if table.is_cuda else table.index_select(0, rows)
 
     def exchange_values(self) -> None:
+        """Receive the rows."""
         self.received_values = self.exchanged(self.sent_values)
 
     def merge(self) -> None:

@@ -27,6 +27,7 @@ class CountedCollectives:
         """Bytes sent to each rank since `reset`; for this rank always 0."""
 
     def reset(self) -> None:
+        """Set the counts to zero."""
         self.sent_bytes = [0] * self.world_size
 
     def all_to_all(self, received: Tensor, sent: Tensor, receive_rows: Sequence[int], send_rows: Sequence[int]) -> None:

@@ -15,6 +15,7 @@ numbers only: it can be built before there are values.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -26,11 +27,20 @@ from tpbench.kernels.two_pass.state import round_to
 _PLACE_BLOCK = 1024
 
 
+class Blocks(NamedTuple):
+    """Sizes of the work of one program of the merge."""
+
+    block: int
+    """Rows of the owner that a program inspects."""
+    rows: int
+    """Touched rows among them that it adds up at a time."""
+    columns: int
+
+
 INTERPRETED: bool = not isinstance(round_to, triton.JITFunction)
 """True if the kernels run in Triton's interpreter: TRITON_INTERPRET was 1 at the import of triton."""
 # The interpreter's time depends on the number of programs, not of elements.
-BLOCKS = (512, 512, 512) if INTERPRETED else (64, 16, 256)
-"""The owner's rows that a program of the merge inspects, the touched ones that it adds at a time, and columns."""
+BLOCKS = Blocks(512, 512, 512) if INTERPRETED else Blocks(64, 16, 256)
 
 
 @triton.jit(do_not_specialize=["source", "start", "count", "first_row"])
@@ -159,7 +169,7 @@ def merge_rows(
     *,
     rank: int,
     scale: float,
-    blocks: tuple[int, int, int] = BLOCKS,
+    blocks: Blocks = BLOCKS,
 ) -> None:
     """Set own[i] = scale * (own[i] + sum of the other ranks' rows i), for each i that any rank touched.
 
@@ -178,11 +188,11 @@ def merge_rows(
     else:
         assert table.shape == values.shape
         inboxes, ranks = values.shape
-    block = min(blocks[0], triton.next_power_of_2(max(1, rows_per_rank)))
-    columns = min(blocks[2], triton.next_power_of_2(width))
+    block = min(blocks.block, triton.next_power_of_2(max(1, rows_per_rank)))
+    columns = min(blocks.columns, triton.next_power_of_2(width))
     programs = triton.cdiv(rows_per_rank, block) * triton.cdiv(width, columns)
     launch = cached_launch(
         _merge_kernel, RANK=rank, RANKS=ranks, INBOXES=inboxes,
-        BLOCK=block, ROWS=min(block, blocks[1]), COLUMNS=columns,
+        BLOCK=block, ROWS=min(block, blocks.rows), COLUMNS=columns,
     )  # fmt: skip
     launch(programs, (own, values, table, epoch), (rows_per_rank, width), (scale,))

@@ -29,7 +29,7 @@ from tpbench.workloads.tp_block.execution.prepared import BlockContext, Prepared
 from tpbench.workloads.tp_block.execution.torch_schedules import SymmMemSchedule, torch_workspace_gib
 from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.problem import TpBlock
-from tpbench.workloads.tp_block.workload import CHOICE, PLAIN, WHOLE, WORKLOAD
+from tpbench.workloads.tp_block.workload import WORKLOAD, traits_of
 
 Preparation: TypeAlias = Callable[[TpBlock, BlockContext], PreparedBlock]
 
@@ -97,11 +97,12 @@ def available(context: BlockContext) -> dict[str, Preparation]:
     """Return what prepares this problem on this machine, by name, the plain variant first: every variant that shares
     the block between ranks."""
     problem, size, on_gpu = context.inputs.problem, context.inputs.size, context.inputs.device.type == "cuda"
-    variants = sorted(WORKLOAD.variants.values(), key=lambda variant: variant.name != PLAIN)
+    variants = sorted(map(traits_of, WORKLOAD.variants), key=lambda variant: not variant.is_plain)
     return {
         variant.name: variant.prepare
         for variant in variants
-        if variant.name not in (WHOLE, CHOICE)
+        if variant.shares_block
+        and not variant.is_choice
         and variant.unsupported_reason(problem, size) is None
         and not packages.missing(variant.requires)
         and (on_gpu or not variant.requires_cuda)
