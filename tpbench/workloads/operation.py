@@ -4,7 +4,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from itertools import filterfalse
 from typing import Any
 
@@ -391,10 +391,10 @@ def _tensors(function: Callable[..., Any], *arguments: Any) -> dict[str, Tensor]
 
 
 def _require_dense(function: Callable[..., Any], values: Any, *, writable: bool = False) -> None:
-    """Raise WrongReturn for a tensor in a value that cannot be read as a whole, or changed in place (writable).
-
-    The fields of a dataclass are not looked at.
-    """
+    """Raise WrongReturn for a tensor in a value that cannot be read as a whole, or changed in place (writable)."""
+    if is_dataclass(values):
+        fields_that_change = (each for each in fields(values) if not each.metadata.get("constant"))
+        values = {each.name: getattr(values, each.name) for each in fields_that_change}
     for path, value in tree_flatten_with_path(values)[0]:
         name = getattr(path[0], "key", keystr(path)) if len(path) == 1 else keystr(path) or "a tensor"
         is_tensor, why = isinstance(value, Tensor), ""

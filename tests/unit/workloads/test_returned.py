@@ -159,15 +159,19 @@ def test_an_input_that_cannot_change_is_named(mask: torch.Tensor, why: str) -> N
         complaint(torch.ones(2), torch.ones(2), mask=mask)
 
 
-def test_inputs_may_lie_in_a_list() -> None:
-    def session(*values: torch.Tensor) -> OperationSession:
-        functions = {"inputs": lambda problem, rank: list(values), "check": lambda *arguments: Verdict({}, None)}
-        variant = Variant("mine", "returns this", lambda problem, inputs, rank: lambda: {"y": inputs[0]})
+def test_inputs_may_lie_in_a_list_or_a_dataclass() -> None:
+    def session(values: object) -> OperationSession:
+        functions = {"inputs": lambda problem, rank: values, "check": lambda *arguments: Verdict({}, None)}
+        variant = Variant("mine", "returns this", lambda problem, inputs, rank: lambda: {"y": torch.ones(2)})
         return OperationSession(Workload(EntropyLoss, functions=functions), problem(), variant, context())
 
-    assert len(session(torch.ones(2), torch.ones(3)).audited_inputs.tensors) == 2
+    shard = make_dataclass("Shard", [("x", torch.Tensor), ("mask", torch.Tensor)])
+    for dense in ([torch.ones(2), torch.ones(3)], shard(torch.ones(2), torch.ones(3))):
+        assert len(session(dense).audited_inputs.tensors) == 2
     with pytest.raises(WrongReturn, match=r"returns \[1\], which is torch\.sparse_coo"):
-        session(torch.ones(2), torch.eye(2).to_sparse())
+        session([torch.ones(2), torch.eye(2).to_sparse()])
+    with pytest.raises(WrongReturn, match=r"returns mask, which is torch\.sparse_csr"):
+        session(shard(torch.ones(2), torch.eye(2).to_sparse_csr()))
 
 
 def test_a_reference_has_something_dense_to_compare() -> None:
