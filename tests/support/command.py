@@ -33,9 +33,12 @@ def environment() -> dict[str, str]:
 
 
 def last_of_each(arguments: Sequence[str]) -> list[str]:
-    """Return a command line with the last argument for each NAME=, so that tests can change lines of others."""
-    names = [word.partition("=")[0].lstrip("+") if "=" in word else "" for word in arguments]
-    return [word for at, word in enumerate(arguments) if not names[at] or names[at] not in names[at + 1 :]]
+    """Return a command line with the last argument for each NAME= in the first one's place.
+
+    So tests can change lines of others, and sweeps keep their order.
+    """
+    places = (word.partition("=")[0].lstrip("+") if "=" in word else at for at, word in enumerate(arguments))
+    return list(dict(zip(places, arguments, strict=True)).values())
 
 
 def tpbench(
