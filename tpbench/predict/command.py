@@ -31,7 +31,7 @@ from tpbench.settings import JobError
 from tpbench.suggestions import unknown
 from tpbench.tables import MISSING, Document, Table
 from tpbench.workloads.entropy_loss import WORKLOAD, EntropyLoss
-from tpbench.workloads.entropy_loss.cost_model import LossSize
+from tpbench.workloads.entropy_loss.cost_model import LossSize, sends_parts
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -125,16 +125,9 @@ def _answers(cells: MeasuredCells, fitted: Mapping[str, VariantModel], options: 
 
 def _refusal(label: str, problem: EntropyLoss, tp_size: int, target: Target) -> str | None:
     """Return why a variant cannot run a problem on the GPUs in question, or None if it can."""
-    name, *options = label.split()
-    variant = WORKLOAD.variants[name]
-    shares = (
-        getattr(variant, "exchanges", "") == "numbers of parts"
-        and "exchange=nccl" not in options
-        and problem.loss != "jsd"
-    )
-    if shares and tp_size > 1 and (tp_size > NODE_GPUS or not target.peers):
+    if tp_size > 1 and (tp_size > NODE_GPUS or not target.peers) and sends_parts(label, problem.loss):
         return f"its exchange needs GPUs that reach each other's memory: at most {NODE_GPUS} of one node, with NVLink"
-    return variant.unsupported_reason(problem, tp_size)
+    return WORKLOAD.variants[label.split()[0]].unsupported_reason(problem, tp_size)
 
 
 def _without_time(predictions: Sequence[Prediction], problem: EntropyLoss, tp_size: int, target: Target) -> list[str]:

@@ -79,7 +79,7 @@ def counts(label: str, size: LossSize) -> Counts:
     `label`: its name, then its options, such as `pytorch_tp_manual exchange=all_reduce`.
     """
     name, *options = label.split()
-    exchanges, ranks = getattr(WORKLOAD.variants.get(name), "exchanges", "numbers"), size.tp_size
+    exchanges, ranks = exchanges_of(name), size.tp_size
     gathers, reduces = exchanges == "logits", exchanges == "sums" or "exchange=all_reduce" in options
     worked = size.gathered(ranks if gathers else 1)
     memory = {"a row": float(size.tokens), f"worked {size.loss}": worked}
@@ -90,7 +90,7 @@ def counts(label: str, size: LossSize) -> Counts:
         unit = size.gathered(1) * (ranks - 1)
     else:
         unit = size.tokens * (ranks - 1) / (ranks if reduces else 1)
-        if exchanges == "numbers of parts" and "exchange=nccl" not in options and size.loss != "jsd":
+        if sends_parts(label, size.loss):
             unit *= parts_of_row(size)
     time = {
         f"launches {size.loss}": 1.0,
@@ -99,6 +99,17 @@ def counts(label: str, size: LossSize) -> Counts:
         f"collective {size.loss}": unit,
     }
     return Counts(memory, {f"sent {size.loss}": unit}, time)
+
+
+def exchanges_of(name: str) -> str:
+    """Return what the ranks of a variant exchange. One that this package doesn't have exchanges numbers."""
+    return getattr(WORKLOAD.variants.get(name), "exchanges", "numbers")
+
+
+def sends_parts(label: str, loss: str) -> bool:
+    """Return true if ranks exchange the numbers of each part of a row, through memory that they share."""
+    name, *options = label.split()
+    return exchanges_of(name) == "numbers of parts" and "exchange=nccl" not in options and loss != "jsd"
 
 
 def parts_of_row(size: LossSize) -> int:
