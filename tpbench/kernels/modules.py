@@ -199,8 +199,8 @@ class EntropyLoss(_LossModule):
         that it takes, and perhaps sequence_lengths. They get no gradient.
         """
         rows = {name: value for name, value in rows.items() if value is not None}
-        are_plain = all(type(each) in PLAIN for each in (logits, *rows.values()))
-        if torch.compiler.is_compiling() and self.text is not None and are_plain:
+        in_graph = torch.compiler.is_compiling() and all(type(each) in PLAIN for each in (logits, *rows.values()))
+        if in_graph and self.text is not None:
             _refuse_learning(tensors_of(target) | rows)
             return compiled.loss_in_graph(self.text, logits, target, rows, _learning({"logits": logits}))
         return self._outside_of_graphs(logits, target, rows)
