@@ -46,7 +46,7 @@ def test_the_time_left_counts_only_cells_that_ran(tmp_path: Path) -> None:
 def test_without_a_terminal_a_line_says_what_a_sweep_waits_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also while Slurm is asked: whatever sleeps calls it."""
+    """A sweep that asks Slurm prints the line, too, because each sleep of the launcher calls `tick`."""
     cells = [cell(at, tmp_path, seed=at) for at in range(2)]
     with display.Display(2, tmp_path) as shown, interrupts.noted(shown.tick):
         for of in cells:

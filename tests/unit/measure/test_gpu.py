@@ -127,7 +127,7 @@ def test_work_on_a_gpu_that_the_job_does_not_have_is_noted(
     watch, nvml = fake_watch(monkeypatch, SimulatedTime())
     with watch:
         nvml.busy = busy
-    with watch:  # it is noted although it ends before the measurement does
+    with watch:  # the other work is noted although it ends before the measurement does
         nvml.busy = {}
     assert watch.columns(context).get("beside") == ("another-sweep" if beside else None)
 

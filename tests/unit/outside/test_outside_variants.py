@@ -248,7 +248,7 @@ def test_new_writes_a_file_that_can_run(workload: str, folder: Path, capsys: pyt
 
 
 def test_a_function_of_a_file_as_the_loss(tmp_path: Path) -> None:
-    """Its name in a problem has the hash of its file. Wrong names are refused without running the file."""
+    """A loss's name in a problem has the hash of the file. Wrong names are refused without running the file."""
     file = tmp_path / "own.py"
     file.write_text("def cispo(logprobs, advantages, limit=5.0):\n    1 / 0\n\n\ndef other(logprobs, rewards): ...\n")
     (loss, objective) = rewritten([f"loss=policy,{file}:cispo"])

@@ -147,7 +147,7 @@ def gradient_errors(here: Rank, name: str, tp_size: int, fields: dict[str, Any])
 def test_the_first_gradient_of_every_parameter_is_compared(
     ranks: int, name: str, tp_size: int, fields: dict[str, Any]
 ) -> None:
-    parameters = 2 * 11 + 3  # of two layers, the embedding, the last norm and the head
+    parameters = 2 * 11 + 3  # two layers have 22, and the embedding, the last norm and the head have one each
     assert {*run_on_ranks(ranks, gradient_errors, name, tp_size, fields)} == {(parameters, None)}
 
 
