@@ -126,10 +126,12 @@ class Job:
 
 NOT_IN_KEY = ("output_dir", "timeout_s")
 """Fields that cannot change a result: where rows go, and when to give up."""
+_FORMER = {"profiler": None}
+"""Settings that a measurement had once, each with its value in every job's key."""
 _PARTS = ("measure", "problem", "outside")
 """Fields that hold fields of their own."""
 _MEASURE_DEFAULTS = defaults(MeasureSettings)
-_STOP_RULE = _MEASURE_DEFAULTS.keys() - {"graph", "profile", "profiler"}
+_STOP_RULE = _MEASURE_DEFAULTS.keys() - {"graph", "profile"}
 """Settings of a measurement that a workload with a fixed number of iterations doesn't have."""
 UNUSED_IF_SCHEDULED = frozenset(_STOP_RULE - {"fresh"})
 """Settings that a workload with a fixed number of iterations ignores. It refuses `fresh`."""
@@ -159,7 +161,7 @@ def key_of(flat: Mapping[str, Any]) -> str:
     Raises:
         KeyError: the job's workload does not exist.
     """
-    values = {**field_defaults(flat["workload"]), **flat}
+    values = {**_FORMER, **field_defaults(flat["workload"]), **flat}
     if _holds(workloads()[flat["workload"]].scheduled, SimpleNamespace(**values)):
         values |= {name: _MEASURE_DEFAULTS[name] for name in UNUSED_IF_SCHEDULED}
     values |= workloads()[flat["workload"]].outside_key
@@ -306,8 +308,6 @@ def unsupported_reason(job: Job) -> str | None:
     variant = job.implementation
     if complaints := job.problem.check(job.tp_size, job.dp_size):
         return "; ".join(complaints)
-    if job.measure.profile and job.measure.profiler:
-        return f"profile=true and profiler={job.measure.profiler}: only one profiler can use a GPU, choose one"
     for name, value in job.chosen_options().items():
         if name not in variant.options:
             others = [other.name for other in job.workload.variants.values() if name in other.options]

@@ -55,5 +55,5 @@ def run(
     sessions = itertools.chain([session], iter(again or (lambda: session), None))
     cell = Cell(lambda: next(sessions), context, settings, 2.0, interpreted)
     cell.begin()
-    measured = cell.finish()
-    return measured.verdict, measured.columns
+    verdict = cell.finish()
+    return verdict, verdict.columns

@@ -105,8 +105,6 @@ def own_torchrun_reason(job: Job) -> str | None:
         return "memory_limit_gib limits a whole process"
     if job.implementation.process_settings:
         return f"{job.variant} changes its process: {job.implementation.process_settings}"
-    if job.measure.profiler:
-        return f"{job.measure.profiler} profiles whole processes"
     if not job.workload.reusable_process:
         return f"{job.workload.name} changes its process"
     return None

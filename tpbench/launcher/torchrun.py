@@ -20,7 +20,7 @@ from tpbench.launcher.attempt import Attempt
 from tpbench.launcher.devices import Lease
 from tpbench.launcher.failure import AGENT_LOG, describe, is_consequence
 from tpbench.measure.machine import available_cores, omp_threads
-from tpbench.worker.start import MARKER, PROFILED, STACK_SIGNAL, STORE_FILE, die_with_parent
+from tpbench.worker.start import MARKER, STACK_SIGNAL, STORE_FILE, die_with_parent
 from tpbench.worker.task import LIST_FILE, PROGRESS_FILE, JsonLines
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
@@ -32,17 +32,6 @@ hide the standard library, or what the user put on the path."""
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 """Variables that keep NVLink multicast off in all jobs on GPUs. `tpbench.kernels.distributed` sets them too, but only
 in jobs with symmetric memory, and after NCCL has made its first communicators."""
-
-PROFILERS = {
-    "nsys": (
-        *("--no-python", "nsys", "profile", "--capture-range=cudaProfilerApi", "--capture-range-end=stop"),
-        *("--force-overwrite=true", "--output"),
-    ),
-    "ncu": ("--no-python", "ncu", "--profile-from-start=off", "--force-overwrite", "--export"),
-}
-"""Arguments of torchrun under which each rank runs in a profiler. The path of the report follows. It records the
-iteration between a rank's calls of cudaProfilerStart and cudaProfilerStop, after which nsys would end the rank by
-default."""
 
 KILL_S = 30.0
 """Longest wait for processes that were killed. One that waits for a broken disk may not end at all."""
@@ -76,8 +65,6 @@ def command(job: Job, file: Path, log_dir: Path, rendezvous: Rendezvous = LOOPBA
     # A public name that is the same on every node and differs for every other job.
     cell = file.parent if rendezvous.nodes == 1 else file.parent.parent
     several = [f"--rdzv-endpoint={rendezvous.endpoint}", f"--rdzv-conf=rank={rendezvous.node}"]
-    profiler = job.measure.profiler
-    profiled = [*PROFILERS[profiler], f"{log_dir}/{profiler}_rank%q{{RANK}}", sys.executable] if profiler else []
     return [
         sys.executable,
         "-m",
@@ -92,7 +79,6 @@ def command(job: Job, file: Path, log_dir: Path, rendezvous: Rendezvous = LOOPBA
         "--monitor-interval=0.1",
         f"--log-dir={log_dir}",
         "--redirects=3",
-        *profiled,
         "-m",
         "tpbench.worker.rank",
         str(file),
@@ -110,8 +96,6 @@ def environment(
     # PET_... are options of torchrun. Clusters such as Kubeflow's set them.
     env = {name: value for name, value in inherited.items() if not name.startswith("PET_")}
     env |= {MARKER: marker, "PYTHONUNBUFFERED": inherited.get("PYTHONUNBUFFERED", "1")}
-    if job.measure.profiler:
-        env[PROFILED] = job.measure.profiler
     if not INSTALLED:
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PACKAGE_ROOT), env.get("PYTHONPATH")]))
     if nodes == 1:

@@ -28,9 +28,6 @@ has_run = False
 TRACES = "trace_rank*.json.gz"
 """Names of the files that `keep_trace` writes."""
 
-REPORTS = "{0}_rank*.{0}-rep"
-"""Names of the files that `profiler=nsys|ncu` writes."""
-
 _COMMUNICATION = re.compile(r"nccl|memcpy ptop|symm_mem|symmetric_memory|barrier_kernel|push_kernel", re.IGNORECASE)
 """Kernels of collectives, copies between GPUs by their copy engines, kernels that write to peers or wait for them."""
 _MARKER = "spin_kernel"

@@ -7,10 +7,9 @@ import contextlib
 import gc
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import torch
 
 from tpbench.measure import cuda_graph, rank_memory
 from tpbench.measure.audit import changed_inputs_reason, poison
@@ -18,23 +17,13 @@ from tpbench.measure.chained import chained_run
 from tpbench.measure.clocks import TIMED
 from tpbench.measure.compile_time import compile_columns, listen, spent_s
 from tpbench.measure.gpu import ClockWatch
-from tpbench.measure.gpu_trace import REPORTS, TRACES, bottleneck_columns, keep_trace
+from tpbench.measure.gpu_trace import TRACES, bottleneck_columns, keep_trace
 from tpbench.measure.late import late_columns
 from tpbench.measure.ranks import from_rank_0, gather_number, gather_numbers
 from tpbench.measure.session import Context, Costs, IterationSchedule, MeasureSettings, Verdict
 from tpbench.measure.statistics import Samples, summary
 from tpbench.measure.stop_rules import MIN_ROUNDS, ClockRun, RoundRequest
 from tpbench.measure.timers import DeviceTimer, Timer, WallTimer, cold_cache, mark, ms_between
-
-
-class Measured(NamedTuple):
-    """The result of a measurement."""
-
-    verdict: Verdict
-    columns: dict[str, Any]
-    """Columns of the row. A wrong result has no time."""
-    profiled_iteration: Callable[[], None] | None = None
-    """One more iteration, which `profiler` records. It may hang, so the row should be saved before."""
 
 
 class Cell:
@@ -93,7 +82,7 @@ class Cell:
         if session.schedule is not None:
             self.in_rounds = False
             return
-        self.last_ms, peak_gib, warmed_up = self._first_passes()
+        peak_gib, warmed_up = self._first_passes()
         # One pass that takes longer than the budget is the measurement by wall clock.
         self.is_long = self.last_ms.max() / 1e3 > settings.time_budget_s
         self.verdict = self._check(peak_gib, warmed_up=warmed_up, graph=settings.graph, fresh=settings.fresh)
@@ -105,16 +94,14 @@ class Cell:
                 name: ClockRun(timer, self.step, session, self.context, settings) for name, timer in self.timers.items()
             }
 
-    def finish(self) -> Measured:
-        """Measure what is left, and return the result."""
+    def finish(self) -> Verdict:
+        """Measure what is left, and return the verdict with all columns. A wrong result has no time."""
         if self.session.schedule is not None:
-            return self._on_schedule(self.session.schedule)
-        if self.verdict.wrong:
-            return Measured(self.verdict, self.columns)
-        if not self.in_rounds:
-            return self._timed(self._alone())
-        self.columns |= {clock.rounds: self.runs[clock.name].medians_ms for clock in TIMED if clock.name in self.runs}
-        return self._timed("")
+            self._run_schedule(self.session.schedule)
+        elif not self.verdict.wrong:
+            wrong = "" if self.in_rounds else self._run_alone()
+            self._add_times(wrong)
+        return replace(self.verdict, columns={**self.columns, **self.verdict.columns})
 
     def request(self) -> RoundRequest:
         """Wait for the next round, and return how much the cell needs it. Rank 0 decides, also on its iterations.
@@ -132,19 +119,18 @@ class Cell:
     def run_round(self) -> None:
         """Run a round of each clock, as long as the last request decided."""
         if not any(run.rounds for run in self.runs.values()):  # all other cells are set up
-            added = self._chained()
-            self.runs |= added
-            self.lengths += [1] * len(added)
+            self._add_chained()
+            self.lengths += [1] * (len(self.runs) - len(self.lengths))
         with self.watch:
             for run, length in zip(self.runs.values(), self.lengths, strict=True):
                 run.run_round(length)
 
-    def _alone(self) -> str:
+    def _run_alone(self) -> str:
         """Run each clock until its median is precise. Return why a result is wrong, or an empty text."""
         if self.is_long:
             self.runs["wall"].rounds = [[self.last_ms]]
-        for further in (dict, self._chained):  # after the other clocks, which have all memory
-            self.runs |= further()
+        for prepare in (lambda: None, self._add_chained):  # after the other clocks, which have all memory
+            prepare()
             for name, run in self.runs.items():
                 if not run.rounds:
                     with self.watch:
@@ -153,23 +139,25 @@ class Cell:
                         return f"the last iteration of the {name} clock, after a correct first one: {wrong}"
         return ""
 
-    def _chained(self) -> dict[str, ClockRun]:
+    def _add_chained(self) -> None:
         """Prepare the chained clock, unless it cannot run."""
         if self.interpreted or self.is_long:
             too_long = "an iteration takes longer than the time budget"
             self.columns["not_chained"] = "Triton's interpreter runs the kernels" if self.interpreted else too_long
-            return {}
+            return
         self.context.say("preparing iterations back to back")
         step_ms, peak_gib = float(self.last_ms.max()), self.columns["peak_gib"]
         run, columns = chained_run(
             self.session, self.step, self.set_up, self.context, self.settings, step_ms, peak_gib, self.in_rounds
         )
         self.columns |= columns
-        return {} if run is None else {"chained": run}
+        if run is not None:
+            self.runs["chained"] = run
 
-    def _timed(self, wrong: str) -> Measured:
-        """Return the result of iterations that a stop rule ended, after one more on changed inputs."""
+    def _add_times(self, wrong: str) -> None:
+        """Add the columns of iterations that a stop rule ended, after one more on changed inputs."""
         session, context = self.session, self.context
+        rounds = {clock.rounds: self.runs[clock.name].medians_ms for clock in TIMED if clock.name in self.runs}
         samples = {name: run.samples for name, run in self.runs.items()}
         self.runs.clear()
         gc.collect()  # the copies of the inputs: their sessions are parts of reference cycles
@@ -180,36 +168,39 @@ class Cell:
             wrong = changed_inputs_reason(session, self.step, context) or ""
         session.keeps_output = False
         if wrong:
-            return Measured(Verdict(self.verdict.columns, wrong), self.columns)
+            self.verdict = replace(self.verdict, wrong=wrong)
+            return
         self.columns |= self._gpu_columns(len(samples["wall"])) | time_columns(samples, self.columns)
+        self.columns |= rounds if self.in_rounds else {}
         if self.settings.late and context.world_size > 1:
             context.say("letting a rank be late")
             self.columns |= late_columns(self.step, session, self.timers.get("device", self.wall), context)
-        return Measured(self.verdict, self.columns, self._further_iterations())
+        self._add_details()
 
-    def _first_passes(self) -> tuple[np.ndarray[Any, Any], float, bool]:
+    def _first_passes(self) -> tuple[float, bool]:
         """Run the first pass and the one that is checked, and capture the CUDA graph if one is asked for.
 
-        Returns the wall time of the last pass on every rank in ms, the peak memory of the checked pass on this rank in
-        GiB, and whether a pass ran before it.
+        Returns the peak memory of the checked pass on this rank in GiB, and whether a pass ran before it.
         """
-        last_ms, peak_gib = self._one_pass("first pass")
-        if self.interpreted and last_ms.max() / 1e3 > self.settings.time_budget_s:
-            return last_ms, peak_gib, False
+        peak_gib = self._one_pass("first pass")
+        if self.interpreted and self.last_ms.max() / 1e3 > self.settings.time_budget_s:
+            return peak_gib, False
         poison(self.session)  # the next pass will probably get the memory of these outputs
         self.session.release()
-        last_ms, peak_gib = self._one_pass("second pass")
+        peak_gib = self._one_pass("second pass")
         if self.settings.graph:
             self.context.say("capturing a graph")
             self.step = cuda_graph.captured_step(self.session)
-            last_ms, _ = self._one_pass("first replay")
-        return last_ms, peak_gib, True
+            self._one_pass("first replay")
+        return peak_gib, True
 
-    def _one_pass(self, name: str) -> tuple[np.ndarray[Any, Any], float]:
+    def _one_pass(self, name: str) -> float:
+        """Run a pass. Return its peak memory, and keep its wall time on every rank."""
         self.context.say(name)
         with rank_memory.extra_peak(self.context.device) as peak:
             samples = self.wall.samples(self.step, self.session.restore, 1)
-        return gather_numbers(samples, self.context)[0], peak.peak_gib[0]
+        self.last_ms = gather_numbers(samples, self.context)[0]
+        return peak.peak_gib[0]
 
     def _check(self, peak_gib: float, **columns: bool) -> Verdict:
         """Compare the last iteration with the oracle. Add its memory, costs and compile times, and known columns."""
@@ -221,7 +212,7 @@ class Cell:
         self.columns |= compile_columns(self.compiled_before_s, self.context)
         return verdict
 
-    def _on_schedule(self, schedule: IterationSchedule) -> Measured:
+    def _run_schedule(self, schedule: IterationSchedule) -> None:
         """Check and time a session whose iterations depend on the ones before.
 
         Each iteration runs once, timed by wall clock and, on a GPU, by events without launches queued ahead.
@@ -250,13 +241,12 @@ class Cell:
         samples = {"wall": gather_numbers(times, context)}
         if self.on_gpu:
             samples["device"] = gather_numbers([ms_between(*pair) for pair in marks], context)
-        verdict = self._check(max(usage.peak_gib), warmed_up=True, graph=context.graph)
+        self.verdict = self._check(max(usage.peak_gib), warmed_up=True, graph=context.graph)
         for name, gib in (("iteration_held_gib", usage.held_gib), ("iteration_peak_gib", usage.peak_gib)):
             self.columns[name] = [float(ranks.max()) for ranks in gather_numbers(gib, context)]
-        if verdict.wrong:
-            return Measured(verdict, self.columns)
-        self.columns |= self._gpu_columns(schedule.iterations) | time_columns(samples, self.columns)
-        return Measured(verdict, self.columns, self._further_iterations())
+        if not self.verdict.wrong:
+            self.columns |= self._gpu_columns(schedule.iterations) | time_columns(samples, self.columns)
+            self._add_details()
 
     def _gpu_columns(self, iterations: int) -> dict[str, Any]:
         """Return the clocks of the GPU, and the host time until the call of a step returned, of the last iterations.
@@ -268,39 +258,25 @@ class Cell:
         launches = gather_numbers(self.wall.launches_ms[-iterations:], self.context)
         return self.watch.columns(self.context) | {"launch_ms": float(np.median([ranks.max() for ranks in launches]))}
 
-    def _further_iterations(self) -> Callable[[], None] | None:
-        """Add what further iterations show: the session's details and, on a GPU, the bottleneck.
-
-        With `profile` each rank leaves a trace of one more iteration. Returns an iteration for `profiler`, if any.
-        """
-        session, context, settings = self.session, self.context, self.settings
+    def _add_details(self) -> None:
+        """Add what further iterations show: the session's details, on a GPU the bottleneck, with `profile` a trace."""
+        session, context = self.session, self.context
         context.say("timing details")
         self.columns |= session.details(self.columns)
-
-        def iteration() -> None:
-            session.restore()
-            self.wall.line_up()
-            self.step()
-
-        def profiled_iteration() -> None:
-            context.say(f"an iteration for {settings.profiler}")
-            torch.cuda.profiler.start()
-            iteration()
-            torch.cuda.synchronize(context.device)
-            torch.cuda.profiler.stop()
-
-        if settings.profiler:  # only one profiler can use a GPU
-            self.columns["trace"] = REPORTS.format(settings.profiler)
-            return profiled_iteration
         if self.on_gpu:
             context.say("tracing")
             self.columns |= bottleneck_columns(self.step, session, self.wall, context, self.columns)
-        if settings.profile:
+        if self.settings.profile:
             context.say("keeping a trace")
+
+            def iteration() -> None:
+                session.restore()
+                self.wall.line_up()
+                self.step()
+
             with contextlib.suppress(OSError):  # a full disk must not cost the measurement, too
                 keep_trace(iteration, context)
                 self.columns["trace"] = TRACES
-        return None
 
 
 def cost_columns(costs: Costs, copy_gb_per_s: float) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tpbench.settings import setting
 
@@ -28,9 +28,6 @@ class MeasureSettings:
     fresh: bool = setting(False, help="change the inputs before every iteration: a stored answer is then wrong")
     late: bool = setting(False, help="also measure what a late rank costs the others")
     profile: bool = setting(False, help="keep each rank's profiler trace of one more iteration")
-    profiler: Literal["nsys", "ncu"] | None = setting(
-        None, help="run the ranks under this program, and keep its reports of one more iteration"
-    )
 
 
 if TYPE_CHECKING:

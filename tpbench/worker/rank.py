@@ -192,13 +192,10 @@ class Tasks:
 
     def _finish(self, place: int) -> None:
         """Finish a cell's measurement, and save its result."""
-        measured = self.cells.pop(place).finish()
+        verdict = self.cells.pop(place).finish()
         if RANK == 0:
-            wrong = measured.verdict.wrong
-            columns = {**self.columns[place], **measured.columns, **measured.verdict.columns}
-            _save(self.now, "wrong" if wrong else "ok", wrong, **columns)
-        if measured.profiled_iteration:
-            measured.profiled_iteration()
+            columns = {**self.columns[place], **verdict.columns}
+            _save(self.now, "wrong" if verdict.wrong else "ok", verdict.wrong, **columns)
 
 
 def context_of(job: Job, device: torch.device, folder: Path, process_stays: bool) -> Context:

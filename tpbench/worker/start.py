@@ -12,9 +12,6 @@ from pathlib import Path
 MARKER = "TPBENCH_ROW_ID"
 """Environment variable of every process of a job: it tells these processes from all others of the host."""
 
-PROFILED = "TPBENCH_PROFILED"
-"""Environment variable of ranks whose parent is a profiler, which may start them in a thread that ends."""
-
 AGENT = "TPBENCH_AGENT"
 """Environment variable of ranks: the number of torchrun's process."""
 
@@ -52,10 +49,9 @@ def die_with_parent(number: int = signal.SIGKILL, parent: int = 0) -> None:
 
     `parent`: its number, if known. If it has ended already, no signal will come, and this process ends at once.
     """
-    if PROFILED not in os.environ:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
-        if parent and os.getppid() != parent:
-            os._exit(ERROR)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
+    if parent and os.getppid() != parent:
+        os._exit(ERROR)
 
 
 def import_once(*names: str) -> None:

@@ -32,22 +32,11 @@ def cells(*jobs: dict[str, Any], gpus: int, chosen: tuple[str, ...] = ()) -> lis
         ({"tp_size": 8}, 0, "cpu", None),
         ({"device": "cuda"}, 0, "cuda", "needs 2 GPUs, found 0"),
         ({"graph": True}, 0, "cpu", "graph=true needs a CUDA GPU"),
-        ({"profiler": "ncu"}, 0, "cpu", "profiler=ncu needs a CUDA GPU"),
-        ({"profiler": "ncu"}, 2, "cuda", "profiler=ncu: the PATH has no program ncu"),
     ],
 )
 def test_where_a_job_runs(job: dict[str, Any], gpus: int, device: str, reason: str | None) -> None:
     (cell,) = cells(job, gpus=gpus)
     assert (cell.job.device, cell.skip_reason) == (device, reason)
-
-
-@pytest.mark.parametrize(("profiler", "ranks", "runs"), [("nsys", 2, True), ("ncu", 1, True), ("ncu", 2, False)])
-def test_nsight_compute_runs_with_one_rank(
-    profiler: str, ranks: int, runs: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shutil.which", lambda program: program)
-    (cell,) = cells({"profiler": profiler, "tp_size": ranks}, gpus=2)
-    assert (cell.skip_reason is None) == runs and (runs or "use nsys" in str(cell.skip_reason))
 
 
 def test_a_missing_package_skips_the_cell(monkeypatch: pytest.MonkeyPatch) -> None:

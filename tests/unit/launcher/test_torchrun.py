@@ -1,6 +1,5 @@
 """The torchrun command and environment of a job, and what the logs say of its end."""
 
-import dataclasses
 import os
 import sys
 from pathlib import Path
@@ -11,8 +10,6 @@ from tpbench.job import Job, parse_job
 from tpbench.kernels.distributed import ENVIRONMENT
 from tpbench.launcher import torchrun
 from tpbench.launcher.failure import describe
-from tpbench.measure.session import MeasureSettings
-from tpbench.worker.start import PROFILED
 from tpbench.worker.torchrun import FAILURES_FILE
 
 JOBS = {
@@ -38,17 +35,6 @@ def test_command(name: str, ranks: int) -> None:
     assert torchrun.command(job(name), logs / "cell.json", logs) == [
         sys.executable, *GOLDEN.format(ranks=ranks).split()
     ]  # fmt: skip
-
-
-def test_ranks_run_under_a_profiler() -> None:
-    profiled = dataclasses.replace(job("dp2_tp2"), measure=MeasureSettings(profiler="nsys"))
-    line = torchrun.command(profiled, Path("/runs/3/cell.json"), Path("/runs/3"))
-    plain = torchrun.command(job("dp2_tp2"), Path("/runs/3/cell.json"), Path("/runs/3"))
-    end = plain.index("--redirects=3") + 1
-    program = ["nsys", "profile", "--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
-    report = ["--force-overwrite=true", "--output", "/runs/3/nsys_rank%q{RANK}"]
-    assert line == [*plain[:end], "--no-python", *program, *report, sys.executable, *plain[end:]]
-    assert torchrun.environment(profiled, "row", {})[PROFILED] == "nsys"
 
 
 def test_a_job_on_a_cpu_sees_no_gpu_and_interprets_kernels_and_one_on_gpus_never_does() -> None:

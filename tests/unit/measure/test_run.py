@@ -88,13 +88,6 @@ def test_a_profile_leaves_a_trace_of_one_more_iteration(here: Rank, tmp_path: Pa
     assert trace["traceEvents"]
 
 
-def test_an_iteration_that_may_hang_in_a_profiler_follows_the_result(here: Rank) -> None:
-    with simulated_time() as time:
-        session = Sleeper(here, time, 0.001)
-        _, columns = run(session, cpu_context(here), MeasureSettings(max_iterations=1, profiler="nsys"))
-    assert "time_ms" in columns and session.steps == 2 + 3 + 1 + 1
-
-
 def test_a_wrong_result_has_costs_and_memory_but_no_time(here: Rank) -> None:
     columns, steps, phases = measured(here, 0.001, wrong="not right")
     assert "time_ms" not in columns and steps == 2 and phases[-1] == "checking"

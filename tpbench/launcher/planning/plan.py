@@ -1,6 +1,5 @@
 """The plan of a sweep: composed configurations become cells, and each cell either runs or is skipped for a reason."""
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
@@ -191,8 +190,6 @@ class ThisHost(PlanningTarget):
         if job.device == "cpu" and job.world_size > MAX_RANKS_PER_CORE * self.cores:
             most = f"a job on this machine may have at most {MAX_RANKS_PER_CORE * self.cores}"
             return f"{job.world_size} ranks would share {self.cores} CPU core{'s' * (self.cores > 1)}: {most}"
-        if job.device == "cuda" and (profiler := job.measure.profiler) and not shutil.which(profiler):
-            return f"profiler={profiler}: the PATH has no program {profiler}"
         return None
 
 
@@ -221,8 +218,4 @@ def skip_reason(job: Job, target: PlanningTarget) -> str | None:
         return "needs a CUDA GPU"
     if job.device == "cpu" and job.measure.graph:
         return "graph=true needs a CUDA GPU"
-    if job.device == "cpu" and job.measure.profiler:
-        return f"profiler={job.measure.profiler} needs a CUDA GPU"
-    if job.measure.profiler == "ncu" and job.world_size > 1:
-        return "profiler=ncu runs one kernel at a time, and one that waits for another rank would not end: use nsys"
     return job.workload.unsupported_reason(job)
