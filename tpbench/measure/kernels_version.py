@@ -9,7 +9,6 @@ import ast
 import functools
 import hashlib
 import json
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +33,7 @@ def kernels_version(files: tuple[Path, ...], package: Path = PACKAGE) -> str | N
     if not any(has_triton for _, has_triton, _ in modules.values()):
         return None
     in_kernels = package / "kernels"
-    versions = {
-        code for path, (_, has_triton, code) in modules.items() if has_triton or path.is_relative_to(in_kernels)
-    }
-    return _hash(sorted(versions))[:12]
+    return _hash(sorted({code for path, (_, has, code) in modules.items() if has or in_kernels in path.parents}))[:12]
 
 
 @functools.cache
@@ -50,18 +46,16 @@ def _module(path: Path, package: Path) -> tuple[list[Path], bool, str]:
     tree.body = [node for node in tree.body if getattr(getattr(node, "test", None), "id", "") != "TYPE_CHECKING"]
     nodes = list(ast.walk(tree))
     has_triton = any(name.partition(".")[0] == "triton" for node in nodes for name in imported(node))
-    sources = {
-        alias: source
-        for node in nodes
-        for alias in (node.names if isinstance(node, ast.ImportFrom) and imported(node) else ())
-        if (source := _source(imported(node)[0], alias.name, package))
-    }
-    modules = {alias.asname or alias.name for alias, source in sources.items() if alias.name == source.stem}
-    names = sorted(f"{alias.name} {alias.asname}" for alias in sources if (alias.asname or alias.name) not in modules)
-    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    tables = [path.parent / text for text in sorted(texts) if text.endswith(".json")]
-    contents = [json.loads(table.read_bytes()) for table in tables if table.is_file()]
-    return list(sources.values()), has_triton, _hash([_code(tree, modules), names, contents])
+    own = [node for node in nodes if isinstance(node, ast.ImportFrom) and _is_of_tpbench(node)]
+    sources = [_source(str(node.module), alias.name, package) for node in own for alias in node.names]
+    names = sorted(f"{alias.name} {alias.asname}" for node in own for alias in node.names)
+    texts = {str(node.value) for node in nodes if isinstance(node, ast.Constant) and str(node.value).endswith(".json")}
+    tables = [json.loads(file.read_bytes()) for text in sorted(texts) if (file := path.parent / text).is_file()]
+    for node in nodes:
+        if isinstance(body := getattr(node, "body", None), list):
+            docstrings = [item for item in body if isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant)]
+            node.body = [item for item in body if item not in docstrings and item not in own]  # type: ignore[attr-defined]
+    return list(filter(None, sources)), has_triton, _hash([ast.unparse(tree), names, tables])
 
 
 def imported(node: ast.AST) -> list[str]:
@@ -71,42 +65,23 @@ def imported(node: ast.AST) -> list[str]:
     return [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
 
 
+def _is_of_tpbench(node: ast.AST) -> bool:
+    return any(name.partition(".")[0] == tpbench.__name__ for name in imported(node))
+
+
 @functools.cache
 def _source(module: str, name: str, package: Path) -> Path | None:
-    """Return the file of tpbench with what `from MODULE import NAME` imports, or None for another package."""
-    top, *parts = module.split(".")
-    folder = package.joinpath(*parts)
+    """Return the file with what `from MODULE import NAME` imports from tpbench, or None if there is none."""
+    folder = package.joinpath(*module.split(".")[1:])
     start = folder / "__init__.py"
     for path in (folder.with_name(f"{folder.name}.py"), folder / f"{name}.py", folder / name / "__init__.py"):
-        if top == tpbench.__name__ and path.is_file():
+        if path.is_file():
             return path
-    if top != tpbench.__name__ or not start.is_file():
-        return None
-    for node in ast.walk(ast.parse(start.read_bytes())):  # with imports for type checkers: they say where a name is
-        for alias in node.names if isinstance(node, ast.ImportFrom) else ():
+    for node in ast.walk(ast.parse(start.read_bytes())) if start.is_file() else ():
+        for alias in node.names if isinstance(node, ast.ImportFrom) and _is_of_tpbench(node) else ():
             if name == (alias.asname or alias.name):
                 return _source(str(node.module), alias.name, package)  # type: ignore[attr-defined]
-    return start
-
-
-def _code(part: Any, modules: Collection[str]) -> Any:
-    """Return a part of a syntax tree as lists, equal for all versions of Python.
-
-    Docstrings and imports from tpbench are left out. `modules`: names of imported modules, which all become one word.
-    """
-    if isinstance(part, list):
-        return [_code(item, modules) for item in part if not _is_left_out(item)]
-    if not isinstance(part, ast.AST):
-        return "module" if part in modules else repr(part)
-    unused = "ctx", "kind", "type_comment"
-    fields = [field for field in ast.iter_fields(part) if field[0] not in unused and field[1] not in (None, [])]
-    return [type(part).__name__, *([name, _code(value, modules)] for name, value in fields)]
-
-
-def _is_left_out(node: Any) -> bool:
-    if isinstance(node, ast.Expr):
-        return isinstance(node.value, ast.Constant)
-    return any(name.partition(".")[0] == tpbench.__name__ for name in imported(node))
+    return start if start.is_file() else None
 
 
 def _hash(content: Any) -> str:
