@@ -43,7 +43,8 @@ def _model(device: torch.device) -> tuple[torch.nn.Module, torch.nn.Linear]:
 def _train(
     device: torch.device, loss_of: Any, body: torch.nn.Module, head: torch.nn.Module, rows: slice = slice(None)
 ) -> list[float]:
-    optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.5)
+    # Torch updates tensors and DTensors together only one by one. On GPUs its default is to update them together.
+    optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.5, foreach=False)
     losses = []
     for tokens, labels in _batches(device):
         loss = loss_of(body(tokens[rows]).tanh(), head, labels)
@@ -121,7 +122,8 @@ def _train_by_lines(rank: Rank, page: str, module: str) -> list[float]:
     if module == "EntropyLoss(":  # a whole training loop
         names |= {"losses": [], "model": torch.nn.Sequential(body, torch.nn.Tanh(), head)}
         names["batches"] = [(tokens[None], labels[None]) for tokens, labels in _batches(rank.device)]
-        names["optimizer"] = torch.optim.SGD(names["model"].parameters(), lr=0.5 * 0.7)  # the factor of `_train`
+        # The factor .7 is that of `_train`.
+        names["optimizer"] = torch.optim.SGD(names["model"].parameters(), lr=0.5 * 0.7, foreach=False)
         exec(lines.replace("    optimizer.step()", "    losses.append(float(loss))\n    optimizer.step()"), names)
         losses: list[float] = names["losses"]
         return losses
