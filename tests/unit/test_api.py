@@ -32,7 +32,7 @@ FIELDS: list[tuple[Any, str]] = [
     ),
     (
         tp_block.TpBlock,
-        "tokens hidden ffn heads kv_heads head_dim part dtype seed save_gathered signals try_graphs rotary "
+        "tokens hidden ffn heads kv_heads head_dim part dtype seed save_gathered signals rotary "
         "layers steps warmup_steps learning_rate",
     ),
     (

@@ -136,11 +136,6 @@ def test_a_variant_over_ranks_only_has_no_shape_of_one_rank(capsys):
     assert "v131k_tp8" in shapes[1].split() and not [each for each in shapes[1].split() if each.endswith("_tp1")]
 
 
-def test_defaults_are_those_of_the_files_of_conf(capsys):
-    assert "  try_graphs=true " in printed(capsys, "variant=block_auto")
-    assert "  try_graphs=false " in printed(capsys, "tp_block") and "  batches=1 " in printed(capsys, "train_step")
-
-
 @pytest.mark.parametrize(
     "topic, message",
     [

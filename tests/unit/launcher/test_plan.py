@@ -152,7 +152,7 @@ def test_settings_that_a_stack_of_blocks_ignores_are_named() -> None:
     assert ignoring({**block, "variant": "block_tp"}) == []
 
 
-@pytest.mark.parametrize("variant", ["block_auto", "block_copy_engine"])
+@pytest.mark.parametrize("variant", ["block_fused", "block_copy_engine"])
 def test_an_option_value_that_a_variant_refuses_is_refused_before_it_runs(variant: str) -> None:
     graph = {**BLOCK, "variant": variant, "graph": True}
     stream, chosen = {**graph, "signals": "stream"}, ("graph", "signals")

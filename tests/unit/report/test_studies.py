@@ -12,7 +12,7 @@ FAST = {"device_ms": 0.148, "fraction_of_floor": 0.857, "registers": 40, "spille
 SLOW = {"device_ms": 0.9, "fraction_of_floor": 0.14, "registers": 64, "spilled_bytes": 168, "occupancy": 0.25}
 TRAINED = {"workload": "train_step", "loss": None, "block_cap": None, "vocab": None, "model": "qwen3_8b"}
 BLOCK = {"workload": "tp_block", "hidden": 4096, "ffn": 14336, "heads": 32, "kv_heads": 8, "head_dim": 128,
-         "part": "block", "save_gathered": True, "try_graphs": False, "loss": None, "vocab": None}  # fmt: skip
+         "part": "block", "save_gathered": True, "loss": None, "vocab": None}  # fmt: skip
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_columns_and_ratios_of_each_cell(add, frame):
 
 def test_a_mark_belongs_to_the_columns_that_are_shown(add, frame):
     """† belongs to wall times, § to memory with that of CUDA graphs. CSV names them apart from the status."""
-    add("block_auto", 1.0, **BLOCK, device_ms=0.5, peak_gib=0.0, graph_gib=0.5)
+    add("block_symm_mem", 1.0, **BLOCK, device_ms=0.5, peak_gib=0.0, graph_gib=0.5)
     for columns, marks in {
         ("device_ms",): "", ("device_ms", "time_ms"): "†", ("peak_gib",): "§", ("peak_gib/time_ms",): "†§",
     }.items():  # fmt: skip

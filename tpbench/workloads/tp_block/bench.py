@@ -91,14 +91,14 @@ def details(problem: TpBlock, context: BlockContext, session: Any, rank: Context
     outputs: list[Tensor] = []
 
     def forward() -> None:
-        outputs[:] = [prepared.run(prepared.x)]
+        outputs[:] = [prepared.forward()]
 
     def fresh_forward() -> None:
         prepared.free()
         forward()
 
     forward_ms = stopwatch.ms(forward, prepared.free)
-    backward_ms = stopwatch.ms(lambda: outputs.pop().backward(prepared.grad), fresh_forward)
+    backward_ms = stopwatch.ms(lambda: prepared.backward(outputs.pop()), fresh_forward)
     outputs.clear()
     prepared.free()
     products = product_columns(context, session.costs, session.columns)

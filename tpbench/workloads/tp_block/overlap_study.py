@@ -2,8 +2,7 @@
 
 A row is compared with `block_tp` of the same problem, kind of machine and software, both with a CUDA graph or both
 without, and both compiled or neither. The newest row of a cell counts. Rows of stacks and rows that aren't measurements
-are left out, rows of `block_auto` whose passes may be graphs, because then they gain from these too, and other ways for
-NCCL.
+are left out, rows of a former variant that ran as another one, and other ways for NCCL.
 """
 
 from __future__ import annotations
@@ -65,9 +64,8 @@ def problems(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Speedups, Any]
 
 def _is_compared(row: Mapping[str, Any]) -> bool:
     shared_block = not row.get("layers") and traits_of(row["variant"]).shares_block
-    own_graphs = row.get("try_graphs") and not row["graph"]
     usual = row.get("nccl") in (None, "default")
-    return bool(row["warmed_up"] is not False and usual and shared_block and not own_graphs)
+    return bool(row["warmed_up"] is not False and usual and shared_block and not row.get("chosen"))
 
 
 def choice(speedups: Speedups, cells: Any, clock: str) -> dict[int, str]:
@@ -81,8 +79,8 @@ def choice(speedups: Speedups, cells: Any, clock: str) -> dict[int, str]:
     ratios = speedups.by_clock[clock]
     sure = cells[high].lt(cells[low][PLAIN], axis="index").reindex_like(ratios)
     ratios = ratios.mask(~sure & (ratios > 1), 1.0)
-    names, name = [name for name in ratios if not traits_of(str(name)).is_choice] or [*ratios], PLAIN
-    for tokens, of_variants in ratios[names].dropna(how="all").iterrows():
+    name = PLAIN
+    for tokens, of_variants in ratios.dropna(how="all").iterrows():
         fastest = str(of_variants.idxmax())
         if of_variants[fastest] < PAYS:
             name = PLAIN

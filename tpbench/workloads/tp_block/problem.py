@@ -81,22 +81,11 @@ class TpBlock:
         option="ignored",
         with_graph="kernel",
     )
-    try_graphs: bool = setting(
-        False,
-        help="block_auto: also try steps whose forward and backward passes are CUDA graphs",
-        option="ignored",
-        with_graph=False,
-    )
     rotary: bool = setting(False, help="rotate queries and keys by their positions, as Llama does; layers=N sets true")
     layers: int = setting(0, help="blocks to train with AdamW; 0: one block, forward and backward only", low=0)
     steps: int = setting(10, help="measured training steps (layers=N)", low=1)
     warmup_steps: int = setting(3, help="training steps before the measured ones (layers=N)", low=0)
     learning_rate: float = setting(1e-4, help="AdamW's learning rate (layers=N)", low=0.0)
-    choose_by: Literal["wall", "device", "chained"] = setting(
-        "wall",
-        help="block_auto: the clock of its trial; chained: steps back to back, as in a training loop",
-        option="ignored",
-    )
     compile: bool = setting(False, help="use torch.compile for what lies between the linears", option="ignored")
     nccl: Literal["default", "symmetric", "copy_engine"] = setting(
         "default", help="block_tp: how NCCL gathers", option="ignored"

@@ -54,8 +54,6 @@ class BlockVariant(Variant):
     """True for the one that others are compared with: products and collectives one after the other."""
     shares_block: bool = True
     """False if each rank has the whole block."""
-    is_choice: bool = False
-    """True if it runs as the fastest of the others."""
     is_compiled: bool = False
     """True if the whole block is compiled."""
 
@@ -111,8 +109,8 @@ WORKLOAD = BlockWorkload(
         _profiled("grad_norm", float, "norm of all weights' gradients, counting each weight once"),
         Column("losses", list, "loss of each training step, warm-up included (layers=N)"),
         Column("grad_norms", list, "norm of all gradients in each training step, warm-up included (layers=N)"),
-        _profiled("chosen", str, "the variant, and whether the passes are graphs (block_auto)", by_variant=True),
     ),
+    former_fields={"try_graphs": False, "choose_by": "wall"},
     pivot=Pivot(rows=("hidden", "ffn", "tokens", "tp_size"), sections=("dtype", "part")),
     scheduled=lambda problem: problem.layers > 0,
     studies={
@@ -218,14 +216,6 @@ _of_schedule(
     uses_triton=True,
     file=Path(__file__).parent / "execution/fused_schedule.py",
     no_graph_reason=_no_graph_of_copies,
-)
-WORKLOAD.variant_of(
-    "block_auto",
-    "execution.autotune.prepare_fastest",
-    "the variant whose step is fastest in a trial, maybe with its passes as CUDA graphs",
-    options=SHARED_OPTIONS | {"signals", "try_graphs", "choose_by"},
-    no_graph_reason=_no_graph_of_copies,
-    is_choice=True,
 )
 
 

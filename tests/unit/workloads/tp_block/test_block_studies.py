@@ -51,7 +51,7 @@ TIMED = [
     timed("mlp", 8192, "block_copy_engine", 0.5, 0.5, graph=True),
     timed("mlp", 8192, "block_no_tp", 9.0, 9.0),
     timed("mlp", 8192, "block_copy_engine", 0.1, 0.1, layers=2),
-    timed("mlp", 8192, "block_auto", 0.1, 0.1, try_graphs=True),
+    timed("mlp", 8192, "former", 0.1, 0.1, chosen="block_fused"),
     timed("mlp", 8192, "block_tp", 0.1, 0.1, nccl="copy_engine"),
 ]
 

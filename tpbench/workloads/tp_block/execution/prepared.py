@@ -71,14 +71,22 @@ class PreparedBlock:
     columns: Callable[[], dict[str, Any]] = field(default=dict)
     """Returns further columns of the variant, after a step."""
 
-    def forward(self) -> None:
-        self.run(self.x)
+    @property
+    def leaves(self) -> tuple[Tensor, ...]:
+        """The tensors that get gradients."""
+        return self.x, *self.module.parameters()
+
+    def forward(self) -> Tensor:
+        return self.run(self.x)
+
+    def backward(self, output: Tensor) -> None:
+        output.backward(self.grad)
 
     def step(self) -> Tensor:
         """Run one forward and backward pass after freeing the gradients of the last one, and return the output."""
         self.free()
-        output = self.run(self.x)
-        output.backward(self.grad)
+        output = self.forward()
+        self.backward(output)
         return output.detach()
 
     def free(self) -> None:
@@ -156,60 +164,37 @@ def compiled(prepared: PreparedBlock, compiler: Callable[[nn.Module], Callable[[
     return dataclasses.replace(prepared, run=compiler(prepared.module), schedule=None, without_communication=silent)
 
 
-class GraphedBlock:
-    """Calls a block through two CUDA graphs: the host launches two graphs and no kernels.
+@dataclass(frozen=True, kw_only=True)
+class GraphedBlock(PreparedBlock):
+    """A block whose passes are two CUDA graphs: the host launches two graphs and no kernels.
 
-    torch's `make_graphed_callables` does the same, but always copies x and the upstream gradient. Here the graphs read
-    the block's own x and upstream gradient, and only another gradient is copied.
-
-    Gradients lie in memory of the graphs, which the next pass overwrites: use and free them before. While a
-    stream is captured, the block is called without its own graphs.
+    Gradients lie in memory of the graphs, which the next pass overwrites: use and free them before.
     """
 
-    def __init__(self, prepared: PreparedBlock, pool: Any = None) -> None:
-        """Capture both passes. Collective. Graphs that share a `pool` must not run one within the other."""
-        self.run, self.x, self.grad = prepared.run, prepared.x, prepared.grad
-        self.parameters = tuple(prepared.module.parameters())
-        pool = pool or torch.cuda.graph_pool_handle()
+    forward_graph: cuda_graph.CapturedWork[Tensor]
+    backward_graph: cuda_graph.CapturedWork[tuple[Tensor, ...]]
 
-        def capture() -> tuple[cuda_graph.CapturedWork[Any], cuda_graph.CapturedWork[Any]]:
-            cuda_graph.warm_up(lambda: self._gradients(self.run(self.x)))
-            forward = cuda_graph.capture(lambda: self.run(self.x), pool=pool)
-            return forward, cuda_graph.capture(lambda: self._gradients(forward.result), pool=pool)
+    def forward(self) -> Tensor:
+        self.forward_graph.replay()
+        return self.forward_graph.result.detach()
 
-        (forward, self.backward), self.gib = with_gib(capture)
-        self.output: Tensor = forward.result.detach()
-        self.replay_forward = forward.replay
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if torch.cuda.is_current_stream_capturing():
-            return self.run(x)
-        return _Replay.apply(self, x, *self.parameters)
-
-    def _gradients(self, output: Tensor) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(output, (self.x, *self.parameters), self.grad)
+    def backward(self, output: Tensor) -> None:
+        self.backward_graph.replay()
+        for tensor, gradient in zip(self.leaves, self.backward_graph.result, strict=True):
+            tensor.grad = gradient
 
 
-class _Replay(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, graphs: GraphedBlock, x: Tensor, *parameters: Tensor) -> Tensor:
-        ctx.graphs = graphs
-        graphs.replay_forward()
-        return graphs.output.detach()
+def graphed(prepared: PreparedBlock) -> GraphedBlock:
+    """Return the block with its passes captured. Collective."""
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        graphs: GraphedBlock = ctx.graphs
-        if grads[0].data_ptr() != graphs.grad.data_ptr():
-            graphs.grad.copy_(grads[0])
-        graphs.backward.replay()
-        return None, *(gradient.detach() for gradient in graphs.backward.result)
+    def gradients(output: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(output, prepared.leaves, prepared.grad)
 
-
-def graphed(prepared: PreparedBlock, pool: Any = None) -> PreparedBlock:
-    """Return the block with its passes captured. Its columns include the memory of the graphs. Collective."""
-    run = GraphedBlock(prepared, pool)
-    return dataclasses.replace(prepared, run=run, columns=lambda: {**prepared.columns(), "graph_gib": run.gib})
+    cuda_graph.warm_up(lambda: gradients(prepared.forward()))
+    pool = torch.cuda.graph_pool_handle()
+    forward = cuda_graph.capture(prepared.forward, pool=pool)
+    backward = cuda_graph.capture(lambda: gradients(forward.result), pool=pool)
+    return GraphedBlock(**vars(prepared), forward_graph=forward, backward_graph=backward)
 
 
 def with_gib(capture: Callable[[], ResultT]) -> tuple[ResultT, float]:

@@ -95,8 +95,10 @@ class SymmMemSchedule(SequentialSchedule):
 
     @property
     def gib(self) -> float:
-        """The workspace of torch's operations."""
-        return torch_workspace_gib(self.group)
+        """The workspace of torch's operations on this rank in GiB, 0 before the first one. torch never frees it."""
+        library: Any = importlib.import_module("torch.distributed._symmetric_memory")
+        memory = getattr(library, "_group_name_to_workspace_tensor", {}).get(self.name)
+        return 0.0 if memory is None else memory.nbytes / 2**30
 
     def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Pending, Tensor]:
         whole, products = self.operations.fused_all_gather_matmul(shard, [matrix], 0, self.name)
@@ -105,13 +107,3 @@ class SymmMemSchedule(SequentialSchedule):
     def matmul_scatter(self, whole: Tensor, matrix: Tensor, *, awaited: bool = False) -> Pending:
         summed = self.operations.fused_matmul_reduce_scatter(whole, matrix, "sum", 0, self.name)
         return lambda: summed
-
-
-def torch_workspace_gib(group: dist.ProcessGroup) -> float:
-    """Return the symmetric memory of torch for this group that this rank holds in GiB, 0 before the first operation.
-
-    torch never frees it, even when no schedule uses it any more.
-    """
-    library: Any = importlib.import_module("torch.distributed._symmetric_memory")
-    memory = getattr(library, "_group_name_to_workspace_tensor", {}).get(group.group_name)
-    return 0.0 if memory is None else memory.nbytes / 2**30
