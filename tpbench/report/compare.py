@@ -11,9 +11,9 @@ import pandas as pd
 
 from tpbench.report import command_line
 from tpbench.report.analysis import changes
-from tpbench.report.analysis.changes import CellChange, CellPair, Comparison
-from tpbench.report.analysis.conditions import ACROSS
+from tpbench.report.analysis.changes import CellChange, Comparison
 from tpbench.report.analysis.metrics import counted, factor_text, metric
+from tpbench.report.analysis.pairs import ACROSS, CellPair, pair_cells
 from tpbench.settings import JobError, user_path
 from tpbench.suggestions import printable, unknown
 from tpbench.tables import Document, Table, TableCell, number_cell
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
             raise JobError(unknown("column to compare across", name, ACROSS))
     before, after, remark = read_sides(options.before, options.after, options.rows)
     shown = metric(options.metric or command_line.default_time(pd.concat([before, after])))
-    pairs = changes.pair_cells(before, after)
+    pairs = pair_cells(before, after)
     if not any(pair.before and pair.after for pair in pairs):
         one, other = (next(pair.name for pair in pairs if getattr(pair, side)) for side in ("before", "after"))
         only = f"{one} is only before, {other} only after"
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     if remark:
         print(f"report: {remark}", file=sys.stderr)
     comparison = changes.compare_cells(pairs, shown, options.threshold, allowed)
-    comparison = changes.with_common_changes(comparison, pairs)
+    comparison.common = changes.common_changes(comparison, pairs)
     command_line.write(comparison_document(comparison, options.simulate), form, options.output)
     others = [change for change in comparison.changes if change.verdict == changes.INCOMPARABLE]
     for reason, count in Counter("; ".join(change.notes) for change in others).most_common(1):
@@ -73,45 +73,41 @@ def comparison_document(comparison: Comparison, simulated: float | None = None) 
     shown, worse = comparison.metric, comparison.metric.better or -1
     noted = [change.notes for change in comparison.changes if change.ratio]
     shared = [note for note in noted[0] if all(note in notes for notes in noted)] if len(noted) > 1 else []
+
+    def cells(change: CellChange) -> dict[str, TableCell | str]:
+        kind = "bad" if change.fails else "best" if change.verdict in (changes.FASTER, changes.BETTER) else ""
+        value, low, high, *_ = change.ratio or (None, None, None)
+        notes = [note for note in change.notes if note not in shared or not change.ratio]
+        found = None if simulated is None else comparison.chance(change, simulated)
+        return {
+            "cell": printable(change.name),
+            "verdict": TableCell(change.verdict, kind=kind),
+            **{name: number_cell(x, factor_text) for name, x in (("ratio", value), ("low", low), ("high", high))},
+            "sees": number_cell(comparison.smallest_seen(change), lambda x: f"{x:.1%}" if x < 10 else ">1000%"),
+            **({} if simulated is None else {"found": number_cell(found, "{:.0%}".format)}),
+            f"before {shown.name}": number_cell(change.before, shown.write),
+            f"after {shown.name}": number_cell(change.after, shown.write),
+            "p": number_cell(change.p, "{:.2g}".format),
+            "rows before": TableCell(str(change.rows[0]), change.rows[0]),
+            "rows after": TableCell(str(change.rows[1]), change.rows[1]),
+            "note": TableCell(printable("; ".join(notes)), printable("; ".join(change.notes))),
+        }
+
     ordered = sorted(
         comparison.changes,
         key=lambda change: (not change.fails, not change.ratio, worse * (change.ratio.value if change.ratio else 0)),
     )
-    found = ["found"] * (simulated is not None)
-    columns = (
-        "cell", "verdict", "ratio", "low", "high", "sees", *found, f"before {shown.name}", f"after {shown.name}", "p",
-        "rows before", "rows after", "note",
-    )  # fmt: skip
-    rows = [_cells(change, comparison, shared, simulated) for change in (*comparison.common, *ordered)]
+    lines = [cells(change) for change in (*comparison.common, *ordered)]
     notes = [f"All compared cells: {printable('; '.join(shared))}."] if shared else []
     if simulated is not None and comparison.tested:
-        more = ", ".join(f"{comparison.chance(simulated, count):.0%} with {count}" for count in MORE_ROWS)
+        more = ", ".join(f"{comparison.mean_chance(simulated, count):.0%} with {count}" for count in MORE_ROWS)
         notes.append(
             f"found: how surely a change of {simulated:.3g} of the cell, or of all cells, is found; on average of a "
-            f"cell {comparison.chance(simulated):.0%}. With rows of several sweeps a side, measured in turns: {more}."
+            f"cell {comparison.mean_chance(simulated):.0%}. With rows of several sweeps a side, measured in turns: "
+            f"{more}."
         )
-    return Document([Table("", columns, rows)], _summary(comparison), [*notes, *comparison.method()])
-
-
-def _cells(
-    change: CellChange, comparison: Comparison, shared: Sequence[str], simulated: float | None
-) -> list[TableCell | str]:
-    kind = "bad" if change.fails else "best" if change.verdict in (changes.FASTER, changes.BETTER) else ""
-    ratio, write = change.ratio, comparison.metric.write
-    notes = [note for note in change.notes if note not in shared or not ratio]
-    found = comparison.test_of(change).chance(ratio, simulated) if ratio and ratio.error and simulated else None
-    bounds = (ratio.value, ratio.low, ratio.high) if ratio else (None, None, None)
-    return [
-        printable(change.name),
-        TableCell(change.verdict, kind=kind),
-        *(number_cell(value, factor_text) for value in bounds),
-        number_cell(comparison.smallest_seen(change), lambda seen: f"{seen:.1%}" if seen < 10 else ">1000%"),
-        *([] if simulated is None else [number_cell(found, "{:.0%}".format)]),
-        *(number_cell(value, write) for value in (change.before, change.after)),
-        number_cell(change.p, "{:.2g}".format),
-        *(TableCell(str(count), count) for count in change.rows),
-        TableCell(printable("; ".join(notes)), printable("; ".join(change.notes))),
-    ]
+    table = Table("", [*lines[0]], [[*line.values()] for line in lines])
+    return Document([table], _summary(comparison), [*notes, *comparison.method()])
 
 
 def _summary(comparison: Comparison) -> str:
@@ -176,10 +172,11 @@ def _rows(side: str, places: Sequence[str]) -> pd.DataFrame:
         missing = f"no such folder or file: {', '.join(names)}"
         raise JobError(f"{missing}, and no sweeps in {where} (see --rows)") from None
     sweeps, chosen = frame["sweep_id"].astype(str), []
+    known = sweeps[frame["sweep_id"].notna()].unique()
     for name in names:
-        known = sweeps[frame["sweep_id"].notna()].unique()
-        matches = [sweep for sweep in known if sweep == name]
-        matches = matches or [sweep for sweep in known if sweep.startswith(name) or sweep.endswith(name)]
+        matches = [sweep for sweep in known if name == sweep] or [
+            sweep for sweep in known if sweep.startswith(name) or sweep.endswith(name)
+        ]
         if len(matches) != 1:
             problem = f"{len(matches)} sweeps of {where} match" if matches else "no such folder, file or sweep:"
             raise JobError(f"{problem} {name}. Newest sweeps in {where}: {_newest_sweeps(frame)}")

@@ -14,10 +14,10 @@ import pandas as pd
 
 from tpbench.report import command_line
 from tpbench.report.analysis import changes
-from tpbench.report.analysis.changes import CellChange, CellPair, Comparison
+from tpbench.report.analysis.changes import CellChange, Comparison
 from tpbench.report.analysis.comparison import value_of
-from tpbench.report.analysis.conditions import ACROSS, BESIDE, remarks, stack
 from tpbench.report.analysis.metrics import Metric, counted, factor_text, metric
+from tpbench.report.analysis.pairs import ACROSS, BESIDE, CellPair, cell_names, remarks, rows_by_cell, stack
 from tpbench.report.analysis.records import Record, value_text
 from tpbench.settings import JobError
 from tpbench.suggestions import printable
@@ -68,8 +68,8 @@ def all_levels(frame: pd.DataFrame, shown: Metric) -> History:
     If all rows of a cell have the same code, packages and machine, the newest is a level. A failure after the last
     measurement is one, too. Rows beside which other jobs ran are left out.
     """
-    cells = changes.rows_by_cell(frame)
-    names = changes.cell_names(cells)
+    cells = rows_by_cell(frame)
+    names = cell_names(cells)
     several = len({machine for machines in cells.values() for machine in machines}) > 1
     history: list[tuple[str, Sequence[Level]]] = []
     for cell, machines in cells.items():
@@ -91,7 +91,7 @@ def _lines(name: str, levels: Sequence[Level], change: CellChange | None, shown:
     for before, level in itertools.pairwise(((), *levels)):
         newest, value = change if level is levels[-1] else None, changes.level(level, shown)
         old = changes.level(before, shown) if before else None
-        notes = newest.notes if newest else remarks(before, level, ACROSS) if before else ()
+        notes = newest.notes if newest else remarks(before[-1], level[-1], ACROSS) if before else []
         of_tpbench = value_text(level[-1]["git_commit"]) + " and changes" * bool(level[-1]["git_dirty"])
         commit = printable(level[-1]["user_commit"] or of_tpbench)
         started = level[0]["started_at"]

@@ -19,8 +19,8 @@ from tpbench.launcher.command_line import outside_choices
 from tpbench.launcher.command_line.arguments import accepted_by_hydra, rewritten
 from tpbench.launcher.options import command_line_names
 from tpbench.outside.variant import from_file
-from tpbench.report.analysis.changes import pair_cells
 from tpbench.report.analysis.grid import arrange_rows
+from tpbench.report.analysis.pairs import pair_cells
 from tpbench.results.schema import workload_columns
 from tpbench.settings import JobError
 from tpbench.worker.task import Task

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from tpbench.report.analysis import conditions
-from tpbench.report.analysis.changes import CellPair, compare_cells
+from tpbench.report.analysis.changes import compare_cells
 from tpbench.report.analysis.metrics import metric
+from tpbench.report.analysis.pairs import CellPair, differences, remarks
 
 STEADY = [1.0 + 0.0001 * step for step in range(21)]
 
@@ -81,7 +81,7 @@ def test_a_small_difference_with_a_wide_interval_is_unclear():
 def test_memory_counts_from_a_mebibyte_on():
     small = record(peak_gib=0.001)
     tiny = change(small, record(peak_gib=0.001 + 2**-10 - 1e-9), "peak_gib")
-    assert tiny.verdict == "same" and tiny.notes == ("less than 1 MiB never counts",)
+    assert tiny.verdict == "same" and tiny.notes == ["less than 1 MiB never counts"]
     assert change(small, record(peak_gib=0.001 + 2**-10), "peak_gib").verdict == "worse"
     assert change(record(peak_gib=0.002), small, "peak_gib").verdict == "better"
     assert change(record(), slower(1.5, time_ms=1.0 + 2**-11), "time_ms", 0.0).verdict != "worse"
@@ -107,7 +107,7 @@ def test_without_enough_samples_only_several_rows_tell():
 def test_a_value_that_says_nothing_cannot_be_compared():
     for value in (-1.0, math.nan, math.inf, None):
         found = change(record(), record(time_ms=value))
-        assert (found.verdict, found.notes) == ("not comparable", ("no time_ms after",))
+        assert (found.verdict, found.notes) == ("not comparable", ["no time_ms after"])
 
 
 def test_a_metric_that_was_zero_and_is_not_any_more_is_worse():
@@ -142,8 +142,8 @@ def test_rows_under_different_conditions_are_not_compared(fields, cpu, said):
     before, after = (
         record(device="cpu" if cpu else "cuda", **{name: pair[at] for name, pair in fields.items()}) for at in (0, 1)
     )
-    assert conditions.differences(before, after) == said
-    assert conditions.differences(before, after, allowed=tuple(fields)) == []
+    assert differences(before, after) == said
+    assert differences(before, after, allowed=tuple(fields)) == []
 
 
 @pytest.mark.parametrize(
@@ -163,4 +163,4 @@ def test_rows_under_different_conditions_are_not_compared(fields, cpu, said):
     ],
 )
 def test_remarks_about_runs_that_can_be_compared(before, after, said):
-    assert conditions.remarks([record(**before)], [record(**after)]) == said
+    assert remarks(record(**before), record(**after)) == said

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import synthetic
 from tests.support.commands import report as main
-from tpbench.report.analysis.changes import pair_cells
+from tpbench.report.analysis.pairs import pair_cells
 from tpbench.results.read import load
 
 VOCABS = (32768, 65536)

@@ -11,8 +11,9 @@ import pytest
 from tests.support import synthetic
 from tpbench.measure.clocks import DEVICE
 from tpbench.report.analysis import comparison
-from tpbench.report.analysis.changes import ALPHA, CellPair, compare_cells, pair_cells
+from tpbench.report.analysis.changes import ALPHA, compare_cells
 from tpbench.report.analysis.metrics import metric
+from tpbench.report.analysis.pairs import CellPair, pair_cells
 from tpbench.report.analysis.records import Record, row_records
 from tpbench.results.read import load
 

@@ -1,34 +1,33 @@
-"""Cells of two sets of rows in pairs, and a verdict on each pair: faster, slower, failing, or not comparable."""
+"""A verdict on each pair of cells: faster, slower, failing or not comparable; and what such a comparison can see.
 
-import itertools
+A change of a cell is found if its t test is significant and its ratio exceeds the threshold.
+"""
+
 import math
-from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy import special
 
-from tpbench.report.analysis import comparison, records
-from tpbench.report.analysis.comparison import Ratio, Scatter, compare, value_of
-from tpbench.report.analysis.conditions import differences, remarks, stack
-from tpbench.report.analysis.grid import form_of
+from tpbench.report.analysis import comparison
+from tpbench.report.analysis.comparison import Observation, Ratio, RunSpread, Scatter, compare, value_of
 from tpbench.report.analysis.metrics import Metric
-from tpbench.report.analysis.power import SURE, Test, common_ratios, with_rows
-from tpbench.report.analysis.records import Record, is_measurement, named, row_records, value_text
-from tpbench.results.current_rows import replaced_rows
-from tpbench.workloads import workloads
-from tpbench.workloads.definition import workload_of
-
-CellIdentity: TypeAlias = tuple[tuple[str, Any], ...]
+from tpbench.report.analysis.pairs import CellPair, differences, remarks
+from tpbench.report.analysis.records import MARKS, Record, caveat_mark, value_text
 
 ALPHA = 0.05
 COMMON_ALPHA = 0.01
 """Part of `ALPHA` for the common factor of all cells. The rest is for the single cells."""
+SURE = 0.9
+"""A change counts as visible if it is found with this probability."""
 TO_SEE = 5 / 3
 """A comparison must be able to see a change of so many thresholds: 5% with the default threshold."""
+FEWEST_CELLS = 5
+"""Fewest cells that have a common ratio."""
 RESOLUTION_GIB = 2**-10
 """A smaller difference of two memory sizes never counts, because allocators round."""
 SAME, UNCLEAR, INCOMPARABLE = "same", "unclear", "not comparable"
@@ -39,37 +38,27 @@ FALSE_ALARMS = (
     f"Of comparisons where nothing changed, at most {ALPHA:.0%} have a false alarm in any cell, if runs scatter no "
     "more than assumed"
 )
-_ALWAYS = ("workload", "variant", "device", "graph", "fresh", "nodes", "tp_size", "dp_size")
 _SAME_REACH = 10
 """An interval that reaches beyond this many thresholds says too little to call a cell the same."""
-_NAMED_FIRST = ("workload", "loss", "dtype", "tokens", "vocab", "tp_size")
+_MEDIAN_ERROR = 1.4826 * math.sqrt(math.pi / 2)
+"""Standard error of the median of n normal values: their median absolute deviation, times this, over the root of n."""
 
 
-@dataclass(frozen=True)
-class CellPair:
-    """One cell in both sets, or in one of them."""
-
-    name: str
-    before: tuple[Record, ...]
-    after: tuple[Record, ...]
-    """The newest row of the cell, and before it the rows that repeat it. Empty if the set has no such cell."""
-
-
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class CellChange:
     """Change of one cell between the two sets of rows."""
 
     name: str
-    verdict: str
+    verdict: str = INCOMPARABLE
     """One of the words above, or of `verdict_words`."""
     before: float | None = None
     after: float | None = None
     """The metric: the geometric mean of repeated rows."""
     ratio: Ratio | None = None
     """After over before. Its p value is corrected for the number of cells that were tested."""
-    rows: tuple[int, int] = (0, 0)
+    rows: tuple[int, ...] = (0, 0)
     """Rows on each side that the ratio is made of."""
-    notes: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
 
     @property
     def p(self) -> float | None:
@@ -89,15 +78,15 @@ class CellChange:
         return self.verdict in (SLOWER, WORSE, FAILS)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Comparison:
     """Changes of all cells in one metric."""
 
     metric: Metric
     threshold: float
-    changes: tuple[CellChange, ...] = ()
-    scatter: Scatter | None = None
-    common: tuple[CellChange, ...] = ()
+    scatter: Scatter
+    changes: Sequence[CellChange] = ()
+    common: Sequence[CellChange] = ()
     """The change that all cells have in common, then those of hosts and runs."""
 
     @property
@@ -105,15 +94,10 @@ class Comparison:
         """The cells that were tested."""
         return [change for change in self.changes if change.p is not None]
 
-    def test_of(self, change: CellChange) -> Test:
-        """Return the test of a cell, or that of all cells together, for which half of the threshold counts."""
-        if change in self.common:
-            return Test(COMMON_ALPHA, self.threshold / 2)
-        return Test((ALPHA - COMMON_ALPHA) / max(1, len(self.tested)), self.threshold)
-
-    def smallest_seen(self, change: CellChange) -> float | None:
-        """Return the smallest change, as a share, that would surely have been found. None: not tested."""
-        return self.test_of(change).smallest(change.ratio) if change.ratio and change.p is not None else None
+    @property
+    def fails(self) -> bool:
+        """True if a cell, or all cells together, got worse."""
+        return any(change.fails for change in (*self.common[:1], *self.changes))
 
     @property
     def blind(self) -> list[CellChange]:
@@ -122,17 +106,37 @@ class Comparison:
         blind = [one for one in cells if (self.smallest_seen(one) or math.inf) > TO_SEE * self.threshold]
         return blind if len(blind) > (1 - SURE) * len(cells) else []
 
-    def chance(self, change: float, rows: int | None = None) -> float:
-        """Return the mean probability with which a change of one cell is found, with so many rows on each side."""
-        ratios = [cell.ratio for cell in self.tested if cell.ratio]
-        if rows is not None and self.scatter:
-            ratios = [with_rows(ratio, rows, self.scatter.assumed) for ratio in ratios]
-        return fmean(self.test_of(self.tested[0]).chance(ratio, change) for ratio in ratios)
+    def smallest_seen(self, change: CellChange) -> float | None:
+        """Return the smallest change, as a share, that would surely have been found. None: not tested."""
+        if not change.ratio or change.p is None:
+            return None
+        beyond = float(special.stdtrit(change.ratio.freedom, SURE)) * change.ratio.error
+        return math.expm1(self._limit(change, change.ratio) + beyond)
 
-    @property
-    def fails(self) -> bool:
-        """True if a cell, or all cells together, got worse."""
-        return any(change.fails for change in (*self.common[:1], *self.changes))
+    def chance(self, change: CellChange, size: float, rows: int | None = None) -> float | None:
+        """Return the probability with which such rows show that a cell takes longer by a share. None: not tested.
+
+        `rows`: as so many rows on each side would show it, measured in turns.
+        """
+        if not (ratio := change.ratio) or not ratio.error:
+            return None
+        if rows is not None:
+            prior = self.scatter.assumed.freedom
+            error = ratio.error * math.sqrt((ratio.freedom - prior + 2) / 2 / rows)
+            ratio = ratio._replace(error=error, freedom=prior + 2 * rows - 2)
+        return float(special.stdtr(ratio.freedom, (math.log1p(size) - self._limit(change, ratio)) / ratio.error))
+
+    def mean_chance(self, size: float, rows: int | None = None) -> float:
+        """Return the mean of `chance` over the cells that were tested."""
+        return fmean(self.chance(change, size, rows) or 0.0 for change in self.tested)
+
+    def _limit(self, change: CellChange, ratio: Ratio) -> float:
+        """Return the smallest logarithm of a ratio that is found. All cells together need half of the threshold."""
+        alpha, threshold = (ALPHA - COMMON_ALPHA) / max(1, len(self.tested)), self.threshold
+        if change in self.common:
+            alpha, threshold = COMMON_ALPHA, self.threshold / 2
+        reach = float(special.stdtrit(ratio.freedom, 1 - alpha / 2)) * ratio.error
+        return max(reach, math.log1p(threshold))
 
     def method(self) -> list[str]:
         """Return what the verdicts mean, how runs scatter, and the false-alarm rate, as sentences."""
@@ -150,7 +154,7 @@ class Comparison:
             "run may differ from the next."
         )
         repeated = ""
-        if self.scatter and self.scatter.freedom:
+        if self.scatter.freedom:
             repeated = (
                 f" Repeated rows of a cell ({self.scatter.freedom} more than one a side) scatter "
                 f"{self.scatter.factor**0.5:.2g} times as much as assumed, which is taken into account."
@@ -170,25 +174,11 @@ def compare_cells(
     pairs: Sequence[CellPair], shown: Metric, threshold: float, allowed: Collection[str] = ()
 ) -> Comparison:
     """Return the change of every pair. `allowed` are columns in which the two rows may differ."""
-    scatter = Scatter.of(shown, [side for pair in pairs for side in (pair.before, pair.after)])
-    made = Comparison(shown, threshold, scatter=scatter)
-    changes = [_change(pair, made, allowed) for pair in pairs]
-    corrected = iter(holm([change.p for change in changes if change.p is not None]))
-    concluded = (change if change.p is None else _conclude(change, next(corrected), made) for change in changes)
-    return replace(made, changes=tuple(concluded))
-
-
-def with_common_changes(made: Comparison, pairs: Sequence[CellPair]) -> Comparison:
-    """Return the comparison of these pairs with the changes that its tested cells have in common."""
-    tested = [pair for pair, change in zip(pairs, made.changes, strict=True) if change.p is not None]
-    above = sum(change.ratio.value > 1 for change in made.tested if change.ratio)
-    common: list[CellChange] = []
-    for name, ratio in common_ratios([(pair.before, pair.after) for pair in tested], made.metric).items():
-        found = verdict_words(made.metric)[ratio.value < 1] if (ratio.p or 0.0) < COMMON_ALPHA else UNCLEAR
-        verdict = SAME if abs(ratio.value - 1) <= made.threshold / 2 else found
-        notes = () if common else (f"above 1 in {above} of {len(tested)} cells",)
-        common.append(CellChange(name, verdict, ratio=ratio, notes=notes))
-    return replace(made, common=tuple(common))
+    made = Comparison(shown, threshold, Scatter.of(shown, [side for _, *sides in pairs for side in sides]))
+    made.changes = [_change(pair, made, allowed) for pair in pairs]
+    for change, p in zip(made.tested, holm([change.p for change in made.tested]), strict=True):
+        _conclude(change, p, made)
+    return made
 
 
 def _change(pair: CellPair, made: Comparison, allowed: Collection[str]) -> CellChange:
@@ -196,36 +186,48 @@ def _change(pair: CellPair, made: Comparison, allowed: Collection[str]) -> CellC
     if not pair.before or not pair.after:
         only = (pair.before or pair.after)[-1]
         note = f"{value_text(only['hardware'])}: {value_text(only['status'])}"
-        return CellChange(pair.name, GONE if pair.before else ADDED, notes=(note,))
+        return CellChange(pair.name, GONE if pair.before else ADDED, notes=[note])
     first, second, shown = pair.before[-1], pair.after[-1], made.metric
     old, new = (level(side, shown) for side in (pair.before, pair.after))
-    change = CellChange(pair.name, INCOMPARABLE, old, new)
-    if reasons := differences(first, second, allowed):
-        return replace(change, notes=tuple(reasons))
-    change = replace(change, notes=tuple(remarks(pair.before, pair.after, allowed)))
-    if (first["status"], second["status"]) != ("ok", "ok"):
-        return _of_statuses(change, first, second)
-    if mark := records.caveat_mark(first) or records.caveat_mark(second):
-        return replace(change, notes=(records.MARKS[mark],))
-    ratio = compare(pair.before, pair.after, shown, made.scatter)
-    if ratio is None:
-        values = {"before": math.nan if old is None else old, "after": math.nan if new is None else new}
-        if lacking := [side for side, value in values.items() if not 0 <= value < math.inf]:
-            return replace(change, notes=(f"no {shown.name} {' and '.join(lacking)}",))
-        verdict = SAME if _is_small(change, shown) else verdict_words(shown)[values["after"] < values["before"]]
-        return replace(change, verdict=verdict, rows=(1, 1))  # from or to 0: no ratio says that
-    rows = tuple(sum(value_of(row, shown) is not None for row in side) for side in (pair.before, pair.after))
-    change = replace(change, ratio=ratio, rows=(rows[0], rows[1]))
-    if ratio.p is not None or abs(ratio.value - 1) <= made.threshold:
-        return replace(change, verdict=SAME)
-    return replace(change, notes=(*change.notes, "too few samples to tell: measure=default takes enough"))
+    change = CellChange(pair.name, before=old, after=new, notes=differences(first, second, allowed))
+    if change.notes:
+        return change
+    one, other = first["status"], second["status"]
+    noted = remarks(first, second, allowed)
+    if (one, other) != ("ok", "ok"):
+        reason = f": {second['reason']}" if one == "ok" and other in FAILED and second["reason"] else ""
+        verdicts = {(True, False): FAILS, (False, True): WORKS}
+        if {one, other} <= {"ok", *FAILED}:
+            change.verdict = verdicts.get((one == "ok", other == "ok"), INCOMPARABLE)
+        change.verdict = SAME if one == other else change.verdict
+        change.notes = [f"{value_text(one)}, then {value_text(other)}{reason}"]
+        change.notes += noted if change.verdict in (FAILS, WORKS) else []
+        return change
+    if mark := caveat_mark(first) or caveat_mark(second):
+        change.notes = [MARKS[mark]]
+        return change
+    change.notes, change.ratio = noted, compare(pair.before, pair.after, shown, made.scatter)
+    if change.ratio is None:
+        sides = (("before", old), ("after", new))
+        if lacking := [side for side, value in sides if value is None or not 0 <= value < math.inf]:
+            change.notes = [f"no {shown.name} {' and '.join(lacking)}"]
+        else:  # from or to 0: no ratio says that
+            change.verdict = SAME if _is_small(change, shown) else verdict_words(shown)[new < old]  # type: ignore[operator]
+            change.rows = (1, 1)
+        return change
+    change.rows = tuple(sum(value_of(row, shown) is not None for row in side) for side in (pair.before, pair.after))
+    if change.p is None and abs(change.ratio.value - 1) > made.threshold:
+        change.notes.append("too few samples to tell: measure=default takes enough")
+    else:
+        change.verdict = SAME
+    return change
 
 
 def level(rows: Sequence[Record], shown: Metric) -> float | None:
     """Return the geometric mean of a metric of some rows. A single correct row has its value, whatever it is."""
     observed = comparison.observations(rows, shown)
     if len(observed) > 1:
-        return comparison.geometric_mean(observed)
+        return comparison.exp(comparison.mean_log(observed))
     return rows[-1][shown.name] if rows[-1]["status"] == "ok" else None
 
 
@@ -235,95 +237,80 @@ def _is_small(change: CellChange, shown: Metric) -> bool:
     return old == new or (shown.name.endswith("_gib") and abs(new - old) < RESOLUTION_GIB)
 
 
-def _of_statuses(change: CellChange, before: Record, after: Record) -> CellChange:
-    one, other = before["status"], after["status"]
-    statuses = f"{value_text(one)}, then {value_text(other)}"
-    if one == "ok" and other in FAILED:
-        reason = f": {after['reason']}" if after["reason"] else ""
-        return replace(change, verdict=FAILS, notes=(statuses + reason, *change.notes))
-    if one in FAILED and other == "ok":
-        return replace(change, verdict=WORKS, notes=(statuses, *change.notes))
-    return replace(change, verdict=SAME if one == other else INCOMPARABLE, notes=(statuses,))
-
-
-def _conclude(change: CellChange, p: float, made: Comparison) -> CellChange:
-    """Return the change with its corrected p value and the verdict that follows from it."""
+def _conclude(change: CellChange, p: float, made: Comparison) -> None:
+    """Set the corrected p value of a tested change and the verdict that follows from it."""
     assert change.ratio
-    ratio = replace(change.ratio, p=p)
-    change = replace(change, ratio=ratio)
+    ratio = change.ratio = change.ratio._replace(p=p)
     if abs(ratio.value - 1) <= made.threshold:
         reach = 1 + _SAME_REACH * made.threshold
         is_vague = (ratio.high or 1) > reach or (ratio.low or 1) < 1 / reach
-        return replace(change, verdict=UNCLEAR if is_vague else SAME)
-    if _is_small(change, made.metric):
-        return replace(change, notes=(*change.notes, f"less than {RESOLUTION_GIB * 1024:g} MiB never counts"))
-    return replace(
-        change, verdict=UNCLEAR if p >= ALPHA - COMMON_ALPHA else verdict_words(made.metric)[ratio.value < 1]
-    )
+        change.verdict = UNCLEAR if is_vague else SAME
+    elif _is_small(change, made.metric):
+        change.notes.append(f"less than {RESOLUTION_GIB * 1024:g} MiB never counts")
+    else:
+        change.verdict = UNCLEAR if p >= ALPHA - COMMON_ALPHA else verdict_words(made.metric)[ratio.value < 1]
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
+def holm(p_values: Sequence[Any]) -> list[float]:
     """Return p values adjusted by Holm's step-down correction, in the given order."""
-    ordered = pd.Series(p_values, dtype=float).sort_values(kind="stable")
+    ordered: Any = pd.Series(p_values, dtype=float).sort_values(kind="stable")
     steps = (ordered * np.arange(len(ordered), 0, -1)).cummax()
     return list(steps.clip(upper=1.0).sort_index())
 
 
-def pair_cells(before: pd.DataFrame, after: pd.DataFrame) -> list[CellPair]:
-    """Pair the rows of each cell with those of the other set, on the same hardware if possible."""
-    old, new = rows_by_cell(before), rows_by_cell(after)
-    names = cell_names([*old, *new])
-    pairs = []
-    for cell in dict.fromkeys([*new, *old]):
-        left, right = ({key: _repeated(rows) for key, rows in side.get(cell, {}).items()} for side in (old, new))
-        sides = [(left.pop(machine), right.pop(machine)) for machine in [*right] if machine in left]
-        sides += itertools.zip_longest(left.values(), right.values(), fillvalue=())
-        pairs += [CellPair(names[cell], *side) for side in sides]
-    return pairs
+def common_changes(made: Comparison, pairs: Sequence[CellPair]) -> list[CellChange]:
+    """Return the change that all tested cells have in common, then those of each host and each run, if several.
+
+    Rows of one host are compared with those of the first side on that host, or without any with all of them. Fewer than
+    `FEWEST_CELLS` cells have no common change.
+    """
+    tested = [pair for pair, change in zip(pairs, made.changes, strict=True) if change.p is not None]
+    above = sum(change.ratio.value > 1 for change in made.tested if change.ratio)
+    seen = pd.DataFrame(
+        [
+            (cell, side, *row)
+            for cell, pair in enumerate(tested)
+            for side, rows in enumerate(pair[1:])
+            for row in comparison.observations(rows, made.metric)
+        ],
+        columns=["cell", "side", *Observation._fields],
+    ).fillna({"host": "", "run": ""})
+    before, after = seen[seen["side"] == 0], seen[seen["side"] == 1]
+    groups = {"all cells": seen}
+    for kind in ("host", "run"):
+        values = after[kind].drop_duplicates()
+        for value in values if len(values) > 1 else ():
+            alike, of_value = (side[side[kind].isin([value])] for side in (before, after))
+            others = before[before["cell"].isin(of_value["cell"]) & ~before["cell"].isin(alike["cell"])]
+            groups[f"{kind} {value}"] = pd.concat([alike[alike["cell"].isin(of_value["cell"])], others, of_value])
+    found: list[CellChange] = []
+    for name, group in groups.items():
+        if group["cell"].nunique() >= FEWEST_CELLS:
+            ratio = _common_ratio(group, made.scatter.assumed)
+            counts = abs(ratio.value - 1) > made.threshold / 2
+            is_sure = ratio.p is not None and ratio.p < COMMON_ALPHA
+            verdict = verdict_words(made.metric)[ratio.value < 1] if is_sure else UNCLEAR
+            notes = [] if found else [f"above 1 in {above} of {len(tested)} cells"]
+            found.append(CellChange(name, verdict if counts else SAME, ratio=ratio, notes=notes))
+    return found
 
 
-def _repeated(rows: Sequence[Record]) -> tuple[Record, ...]:
-    """Return the newest of some rows, after the rows that it repeats, on any host of the same kind."""
-    *older, newest = rows
-    measured = filter(is_measurement, older if is_measurement(newest) else ())
-    wanted = stack(newest, on_any_host=True)
-    return (*(row for row in measured if stack(row, on_any_host=True) == wanted), newest)
+def _common_ratio(seen: pd.DataFrame, spread: RunSpread) -> Ratio:
+    """Return the median ratio of some cells.
 
-
-def rows_by_cell(frame: pd.DataFrame) -> dict[CellIdentity, dict[Any, list[Record]]]:
-    """Return the rows of each cell by hardware, oldest first. Failures beside a measurement are left out."""
-    frame = frame.drop(replaced_rows(frame))
-    frame = frame.assign(when=frame["finished_at"].fillna(frame["started_at"]))
-    cells: dict[CellIdentity, dict[Any, list[Record]]] = defaultdict(lambda: defaultdict(list))
-    for record in row_records(frame.sort_values("when", kind="stable", na_position="first")):
-        cells[_identity(record)][record["hardware"]].append(record)
-    return cells
-
-
-def _identity(record: Record) -> CellIdentity:
-    """Return the whole problem of a cell, options included. It does not depend on the defaults of the configuration."""
-    workload = workload_of(record)
-    problem = records.problem_fields(workload) or dict.fromkeys(_NAMED_FIRST)
-    defaults = dict.fromkeys(_ALWAYS) | problem | {"dp_size": 1, "nodes": 1, "graph": False, "fresh": False}
-    values = {name: default if record.get(name) is None else record[name] for name, default in defaults.items()}
-    values["form"] = form_of(workload) or None
-    plain = (bool, int, float, type(None))
-    return tuple(
-        (name, value if name != "block_cap" and isinstance(value, plain) else str(value))
-        for name, value in values.items()
+    Its error has two parts: a run as a whole may be faster than the next, and cells scatter about the median.
+    """
+    of_cell = seen.groupby(["cell", "side"])["log"]
+    logs = of_cell.mean().unstack()[1] - of_cell.mean().unstack()[0]
+    common = logs.median()
+    of_cells = _MEDIAN_ERROR * (logs - common).abs().median() / math.sqrt(len(logs))
+    level = seen["log"] - of_cell.transform("mean") + common * seen["side"]
+    runs = seen.assign(log=level).sort_values("started", kind="stable").groupby(["side", "run"])
+    sides = [*runs.agg(log=("log", "mean"), started=("started", "first"), host=("host", "first")).groupby("side")]
+    # The cells' part doesn't fall with the number of runs.
+    variance = spread.between_runs**2 + of_cells**2 / sum(1 / len(side) for _, side in sides)
+    before, after = (
+        [Observation(run.log, variance, started=run.started, host=run.host) for run in side.itertuples()]
+        for _, side in sides
     )
-
-
-def cell_names(cells: Collection[CellIdentity]) -> dict[CellIdentity, str]:
-    """Return the name of each cell: its variant, and the fields in which cells differ."""
-    distinct = Counter(name for name, _ in dict.fromkeys(itertools.chain.from_iterable(cells)))
-    shown = [name for name, count in distinct.items() if name in ("vocab", "tp_size") or count > 1]
-    shown.sort(key=lambda name: _NAMED_FIRST.index(name) if name in _NAMED_FIRST else len(_NAMED_FIRST))
-    defaults = {option for workload in workloads().values() for option in workload.option_defaults.items()}
-    names = {}
-    for cell in cells:
-        values = dict(cell)
-        fields = [name for name in shown if values.get(name) is not None and (name, values[name]) not in defaults]
-        words = [named(name, values[name]) for name in fields if name != "variant"]
-        names[cell] = " ".join([value_text(values["variant"]), *words])
-    return names
+    return comparison.tested(before, after, Scatter(spread))

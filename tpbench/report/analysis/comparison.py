@@ -9,11 +9,9 @@ of two rows is always that of their printed values.
 
 import itertools
 import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import NormalDist, fmean
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -46,11 +44,9 @@ _NORMAL_5_TO_95 = 2 * NormalDist().inv_cdf(0.95)
 _NORMAL_INTERVAL = 2 * NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
 Row: TypeAlias = Mapping[str, Any]
-Array: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
 
-@dataclass(frozen=True)
-class RunSpread:
+class RunSpread(NamedTuple):
     """Assumed standard deviations between runs of a cell, of the logarithm of its value.
 
     They were fitted to all rows in the history of these pages that repeat a cell with the same code on the same host:
@@ -81,15 +77,14 @@ COUNTED = RunSpread(0.003, freedom=10)
 """Numbers of bytes and operations are equal in nearly all runs: 66 cells differ by at most 0.3%."""
 
 
-@dataclass(frozen=True)
-class Observation:
-    """A metric of one row."""
+class Observation(NamedTuple):
+    """What one row says about a metric."""
 
     log: float
     """Natural logarithm of the value."""
     variance: float
     """Variance between runs that is assumed for `log`."""
-    known: bool
+    known: bool = True
     """False if there are too few samples to see their spread."""
     started: float = 0.0
     """Start of the job, in seconds since 1970. 0: unknown."""
@@ -98,8 +93,7 @@ class Observation:
     """The sweep that measured it."""
 
 
-@dataclass(frozen=True)
-class Scatter:
+class Scatter(NamedTuple):
     """Scatter of repeated rows of all cells, as a multiple of the variance that is assumed."""
 
     assumed: RunSpread
@@ -108,19 +102,16 @@ class Scatter:
     """Degrees of freedom: repeated rows minus one for each side of a cell. 0: no cell has repeated rows."""
 
     @classmethod
-    def of(cls, shown: Metric, groups: Iterable[Sequence[Row]]) -> "Scatter":
+    def of(cls, shown: Metric, groups: Sequence[Sequence[Row]]) -> "Scatter":
         """Return the scatter of repeated rows. A group is one cell on one side."""
-        groups = [*groups]
-        assumed = run_spread(next(itertools.chain.from_iterable(groups), {}), shown)
-        prior = assumed.freedom
+        assumed, _ = _spread_and_clock(next(itertools.chain.from_iterable(groups), {}), shown)
         repeated = [seen for group in groups if len(seen := observations(group, shown)) > 1]
-        freedom = sum(len(group) - 1 for group in repeated)
+        freedom = sum(map(len, repeated)) - len(repeated)
         total = sum(_squares(group) / _assumed(group) for group in repeated)
-        return cls(assumed, (prior + total) / (prior + freedom), freedom)
+        return cls(assumed, (assumed.freedom + total) / (assumed.freedom + freedom), freedom)
 
 
-@dataclass(frozen=True)
-class Ratio:
+class Ratio(NamedTuple):
     """Ratio of two groups of rows. The interval is missing if there are too few samples."""
 
     value: float
@@ -152,13 +143,12 @@ def compare(before: Sequence[Row], after: Sequence[Row], shown: Metric, scatter:
     bottom, top = observations(before, shown), observations(after, shown)
     if not bottom or not top:
         return None
-    if len(before) == len(after) == 1:
-        log = top[0].log - bottom[0].log
-        if by_rounds := _ratio_of_rounds(before[0], after[0], shown.name, log):
-            return by_rounds
-    if all(observation.known for observation in (*bottom, *top)) or min(len(bottom), len(top)) >= FEWEST_ROWS:
-        return tested(bottom, top, scatter or Scatter(run_spread(before[0], shown)))
-    return Ratio(_exp(_mean_log(top) - _mean_log(bottom)))
+    log = mean_log(top) - mean_log(bottom)
+    if len(before) == len(after) == 1 and (by_rounds := _ratio_of_rounds(before[0], after[0], shown.name, log)):
+        return by_rounds
+    if all(row.known for row in (*bottom, *top)) or min(len(bottom), len(top)) >= FEWEST_ROWS:
+        return tested(bottom, top, scatter or Scatter(_spread_and_clock(before[0], shown)[0]))
+    return Ratio(exp(log))
 
 
 def ratios_to_best(records: Sequence[Record | None], shown: Metric) -> list[Ratio | None]:
@@ -168,15 +158,13 @@ def ratios_to_best(records: Sequence[Record | None], shown: Metric) -> list[Rati
     such as bytes, are exact.
     """
     ratios: list[Ratio | None] = [None] * len(records)
-    for fresh in (False, True):
+    for fresh in (False, True) if shown.better else ():
         ranked = {
             at: record
             for at, record in enumerate(records)
             if record and bool(record["fresh"]) == fresh and value_of(record, shown) is not None
         }
-        if not shown.better or not ranked:
-            continue
-        best = min(ranked.values(), key=lambda record: -shown.better * record[shown.name])
+        best: Any = min(ranked.values(), key=lambda record: -shown.better * record[shown.name], default=None)
         for at, record in ranked.items():
             below, above = (best, record) if shown.better < 0 else (record, best)
             exact = above[shown.name] / below[shown.name]
@@ -191,40 +179,36 @@ def value_of(row: Row, shown: Metric) -> float | None:
     return float(value) if value is not None and 0 < value < math.inf else None
 
 
-def _clock(row: Row, shown: Metric) -> Clock:
-    """Return the clock of a metric. Rates are by the device's clock if it was measured."""
-    of_name = (clock for clock in TIMED if shown.name in map(clock.statistic, STATISTICS))
-    return next(of_name, DEVICE if shown.better > 0 and row.get(DEVICE.samples) is not None else WALL)
-
-
-def run_spread(row: Row, shown: Metric) -> RunSpread:
-    """Return how runs on this row's device are assumed to scatter in a metric."""
-    if shown.is_counted:
-        return COUNTED
-    return ON_CPU if row.get("device") == "cpu" else SPREADS[_clock(row, shown)]
-
-
 def observations(rows: Iterable[Row], shown: Metric) -> list[Observation]:
     """Return what rows say about a metric. Rows without a positive value say nothing."""
     observed = []
     for row in rows:
-        if (value := value_of(row, shown)) is None:
-            continue
-        variance, known = _assumed_variance(row, shown)
-        started = row["started_at"].timestamp() if row.get("started_at") else 0.0
-        place = row.get("host"), row.get("sweep_id")
-        observed.append(Observation(math.log(value), variance, known, started, *place))
+        if value := value_of(row, shown):
+            variance, known = _assumed_variance(row, shown)
+            started = row["started_at"].timestamp() if row.get("started_at") else 0.0
+            observed.append(
+                Observation(math.log(value), variance, known, started, row.get("host"), row.get("sweep_id"))
+            )
     return observed
+
+
+def _spread_and_clock(row: Row, shown: Metric) -> tuple[RunSpread, Clock]:
+    """Return how runs on this row's device are assumed to scatter in a metric, and the clock of the metric.
+
+    Rates are by the device's clock if it was measured.
+    """
+    by_device = shown.better > 0 and row.get(DEVICE.samples) is not None
+    of_name = (clock for clock in TIMED if shown.name in map(clock.statistic, STATISTICS))
+    clock = next(of_name, DEVICE if by_device else WALL)
+    return COUNTED if shown.is_counted else ON_CPU if row.get("device") == "cpu" else SPREADS[clock], clock
 
 
 def _assumed_variance(row: Row, shown: Metric) -> tuple[float, bool]:
     """Return the variance between runs that is assumed for a metric, and false without enough samples to know it."""
-    spread, clock = run_spread(row, shown), _clock(row, shown)
-    if shown.is_counted:
-        return spread.least**2, True
+    spread, clock = _spread_and_clock(row, shown)
     samples = _finite(row.get(clock.samples))
-    if len(samples) < FEWEST or samples.min() <= 0:
-        return spread.least**2, False
+    if shown.is_counted or len(samples) < FEWEST or samples.min() <= 0:
+        return spread.least**2, shown.is_counted
     logs = np.log(samples)
     low, high = np.percentile(logs, [5, 95])
     # Other statistics than medians, such as percentiles, scatter as much as single samples.
@@ -234,18 +218,14 @@ def _assumed_variance(row: Row, shown: Metric) -> tuple[float, bool]:
     return spread.least**2 + of_spread**2 + (spread.of_interval * (end - begin) / _NORMAL_INTERVAL) ** 2, True
 
 
-def geometric_mean(observed: Sequence[Observation]) -> float:
-    """Return the geometric mean of the values."""
-    return _exp(_mean_log(observed))
+def mean_log(observed: Iterable[Observation]) -> float:
+    """Return the logarithm of the geometric mean of the values."""
+    return fmean(row.log for row in observed)
 
 
-def _mean_log(observed: Sequence[Observation]) -> float:
-    return fmean(observation.log for observation in observed)
-
-
-def _exp(log: float) -> float:
+def exp(log: float) -> float:
     """Return the number of a logarithm: infinity if it is too large, as a ratio of extreme values may be."""
-    return math.exp(log) if log < math.log(sys.float_info.max) else math.inf
+    return math.exp(log) if log < 709 else math.inf
 
 
 def _ratio(log: float, error: float, freedom: float, *, interleaved: bool = False) -> Ratio:
@@ -253,7 +233,7 @@ def _ratio(log: float, error: float, freedom: float, *, interleaved: bool = Fals
 
     reach = float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2)) * error
     p = 2 * float(special.stdtr(freedom, -abs(log) / error)) if error else float(not log)
-    return Ratio(_exp(log), _exp(log - reach), _exp(log + reach), interleaved, p, error, freedom)
+    return Ratio(exp(log), exp(log - reach), exp(log + reach), interleaved, p, error, freedom)
 
 
 def _ratio_of_rounds(before: Row, after: Row, name: str, log: float) -> Ratio | None:
@@ -289,35 +269,30 @@ def tested(before: Sequence[Observation], after: Sequence[Observation], scatter:
     Linear models and empirical Bayes methods, 2004, with a fixed number of prior degrees of freedom). Rows of one side
     that follow each other count as one, because a drift of the machine affects all of them alike.
     """
-    order = sorted((observation.started, at) for at, side in enumerate((before, after)) for observation in side)
+    order = sorted((row.started, at) for at, side in enumerate((before, after)) for row in side)
     blocks = [side for side, _ in itertools.groupby(side for _, side in order)]  # A B A B: two blocks a side
     counts = blocks.count(0), blocks.count(1)
     prior = scatter.assumed.freedom
-    freedom = prior + sum(counts) - 2
     assumed = (_assumed(before) + _assumed(after)) / 2
     squares = _squares(before) + _squares(after)
-    repeated = len(before) + len(after) - 2
-    variance = (prior * scatter.factor * assumed + squares) / (prior + repeated)
+    variance = (prior * scatter.factor * assumed + squares) / (prior + len(before) + len(after) - 2)
     if min(counts) < 2:
         variance = max(variance, assumed)
-    error = math.sqrt(variance * sum(1 / count for count in counts) + host_variance(before, after, scatter.assumed))
-    return _ratio(_mean_log(after) - _mean_log(before), error, freedom)
+    variance *= sum(1 / count for count in counts)
+    hosts = [{row.host for row in side} for side in (before, after)]
+    if hosts[0] != hosts[1]:
+        variance += scatter.assumed.between_hosts**2 * sum(1 / len(side) for side in hosts)
+    return _ratio(mean_log(after) - mean_log(before), math.sqrt(variance), prior + sum(counts) - 2)
 
 
-def host_variance(before: Sequence[Observation], after: Sequence[Observation], assumed: RunSpread) -> float:
-    """Return the variance of a ratio of two sides because they ran on different hosts. It is 0 on the same ones."""
-    hosts = [{observation.host for observation in side} for side in (before, after)]
-    return 0.0 if hosts[0] == hosts[1] else assumed.between_hosts**2 * sum(1 / len(side) for side in hosts)
-
-
-def _finite(samples: Sequence[float] | None) -> Array:
-    values: Array = np.asarray([] if samples is None else samples, dtype=np.float64)
+def _finite(samples: Sequence[float] | None) -> Any:
+    values = np.asarray([] if samples is None else samples, dtype=np.float64)
     return values[np.isfinite(values)]
 
 
-def _assumed(side: Sequence[Observation]) -> float:
-    return fmean(observation.variance for observation in side)
+def _assumed(side: Iterable[Observation]) -> float:
+    return fmean(row.variance for row in side)
 
 
 def _squares(group: Sequence[Observation]) -> float:
-    return len(group) * float(np.var([observation.log for observation in group]))
+    return len(group) * float(np.var([row.log for row in group]))
