@@ -46,8 +46,6 @@ class TableCell:
     """How many times worse than the best cell of its row, with an interval. CSV has a column of each."""
     note: str = ""
     """Words that CSV adds about the number. Text and pages have marks instead."""
-    detail: str = ""
-    """Text in a second line of a page."""
     hover: str = ""
     """Text that a page shows under the mouse."""
     anchor: str = ""

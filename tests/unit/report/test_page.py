@@ -11,10 +11,7 @@ from tests.unit.report.test_tables import HOSTILE
 from tests.unit.report.test_verdicts import measured
 from tpbench import packages
 from tpbench.report import plots
-from tpbench.report.analysis.grid import arrange_rows
-from tpbench.report.analysis.verdicts import verdicts_of
-from tpbench.report.page.html_page import failure_table, page, verdict_table
-from tpbench.report.pivot import failures
+from tpbench.report.page.html_page import page
 from tpbench.results.read import load
 
 
@@ -136,15 +133,9 @@ def test_little_and_nothing(add, frame):
     assert "of_the_future" in page(frame())
 
 
-def test_machines_are_compared_and_a_row_below_its_floor_is_marked(tmp_path):
-    rows = [synthetic.cell(variant, 32768, tp_size) for variant in ("triton_tp", "quack") for tp_size in (1, 2)]
-    rows += [row | {"gpu_name": "NVIDIA B200", "device_ms": row["device_ms"] / 2} for row in rows[:3]]
-    rows += [synthetic.cell("liger", 32768, 2, floor_ms=9.0)]
+def test_a_row_below_its_floor_is_marked(tmp_path):
+    rows = [synthetic.cell("triton_tp", 32768, 2), synthetic.cell("liger", 32768, 2, floor_ms=9.0)]
     made = Page(page(load(synthetic.write(rows, tmp_path))))
-    heads, *lines = next(table for name, table in made.tables if name == "machines side by side")
-    assert [head for head, _ in heads] == ["problem", "NVIDIA B200", "NVIDIA H200"]
-    assert [line[0][0].split()[-1] for line in lines] == ["tp=1", "tp=2"]
-    assert all(line[2][0].startswith("triton_tp 0.") and line[2][1] == pytest.approx(2 * line[1][1]) for line in lines)
     assert "¶ faster than its floor: by more than 5%" in made.text and "below floor" in made.text
 
 
@@ -181,24 +172,17 @@ def test_pictures_of_device_and_loop_have_error_bars_hovers_and_a_colour_for_eac
     assert "Least memory: v29, with 52% of the fastest variant's." in Page(made).text
 
 
-@pytest.fixture
-def grids(add, frame):
-    """Two measured cells and one that failed, on one host."""
-    samples = [1.0 + 0.01 * at for at in range(20)] + [9.0]
+def test_tables_of_verdicts_and_failures(add, frame):
     for variant, factor in (("triton_tp", 1), ("pytorch_gather", 3)):
-        add(
-            variant, 2.0 * factor, device_ms=1.0 * factor, device_samples_ms=[factor * each for each in samples],
-            samples_ms=[factor * (each + 1) for each in samples], skew_ms=0.5, time_ci_low_ms=1.9, time_ci_high_ms=2.1,
-            gb_per_s=10.0 / factor, fraction_of_floor=0.5, peak_gib=0.0004, host="a", gpu_count=4,
-        )  # fmt: skip
-    add("quack", status="oom", reason="asked for 4 GiB", log_dir="sweeps/x", host="a", gpu_count=4)
-    return arrange_rows(frame())
-
-
-def test_tables_of_verdicts_and_failures(grids):
-    table = verdict_table(verdicts_of(grids[0]))
-    assert dict(zip(table.columns, table.texts[0], strict=True)) == {
-        "problem": "vocab=32768 tp=2", "fastest": "triton_tp", "time": "1.000 ms", "runner-up": "3.00x pytorch_gather",
-        "of floor": "50%", "memory": "0.0004 GiB", "wall time": "2.000 ms", "trust": "good",
+        add(variant, **measured(factor, 2.0 * factor), fraction_of_floor=0.5, peak_gib=0.0004)
+    add("quack", status="oom", reason="asked for 4 GiB", log_dir="sweeps/x")
+    tables = {
+        name: [[text.strip() for text, _ in line] for line in lines] for name, lines in Page(page(frame())).tables
+    }
+    heads, line = tables["verdicts"]
+    assert line.pop(heads.index("runner-up")).startswith("3.00x pytorch_gather 2.9")
+    assert dict(zip((name for name in heads if name != "runner-up"), line, strict=True)) == {
+        "problem": "vocab=32768 tp=2", "fastest": "triton_tp", "time": "1.000 ms", "trust": "good", "of floor": "50%",
+        "memory": "0.0004 GiB", "wall time": "2.000 ms",
     }  # fmt: skip
-    assert failure_table(failures(grids)).texts == [["1", "oom", "asked for 4 GiB", "quack vocab=32768 tp=2"]]
+    assert tables["failures"][1] == ["1", "oom", "asked for 4 GiB", "quack vocab=32768 tp=2"]
