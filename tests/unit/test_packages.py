@@ -86,5 +86,5 @@ def test_other_errors_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_message_of_plots_has_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     hide(monkeypatch, "matplotlib")
     with pytest.raises(JobError) as error:
-        plots.render(Picture((), "x", "y"), "a plot", "svg")
+        plots.render(Picture((), "x", "y"), "a plot")
     assert packages.install_command("report") in str(error.value)

@@ -12,7 +12,7 @@ import pandas as pd
 from tpbench.report import command_line
 from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.analysis.metrics import METRICS, metrics_of_all
-from tpbench.report.command_line import PICTURES, TABLES
+from tpbench.report.command_line import TABLES
 from tpbench.report.pivot import pivot
 from tpbench.report.plots import PLOTS, plot
 from tpbench.report.repeat import row_command
@@ -25,7 +25,7 @@ from tpbench.tables import Document
 from tpbench.workloads import workloads
 from tpbench.workloads.study_data import Picture
 
-FORMATS = (*TABLES, "html", *PICTURES)
+FORMATS = (*TABLES, "html", "svg")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     metrics = f"one of: {', '.join(METRICS)}, or a number that a workload adds; an unknown name lists all (time_ms; in "
     add("--metric", metavar="NAME", help=f"{metrics}a page device_ms of rows that have it)")
-    add("--plot", metavar="NAME", help=f"with png or svg, one of: {', '.join(PLOTS)}")
+    add("--plot", metavar="NAME", help=f"with svg, one of: {', '.join(PLOTS)}")
     names = ", ".join(studies())
     add("--study", metavar="NAME", help=f"several numbers of each cell, or tables computed from them: {names}")
     columns = "a line for each cell with these columns of its row, or ratios of two; with --study, of its workload"
@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _check(options: argparse.Namespace, form: str) -> None:
     """Raise JobError for options that don't fit together."""
-    is_picture, of_cells = form in PICTURES, options.study is not None or options.columns is not None
+    is_picture, of_cells = form == "svg", options.study is not None or options.columns is not None
     for what, valid in (("metric", [*metrics_of_all()]), ("study", [*studies()]), ("plot", [*PLOTS])):
         name = getattr(options, what)
         if name is not None and name not in valid:
@@ -83,8 +83,8 @@ def _check(options: argparse.Namespace, form: str) -> None:
         raise JobError("--columns, --study and --plot choose their own numbers: leave out --metric")
     if (options.floor or options.transpose) and (of_cells or form not in TABLES):
         raise JobError(f"--floor and --transpose are for tables of one metric, as --format {', '.join(TABLES)}")
-    if form in ("png", "html") and options.output is None and sys.stdout.isatty():
-        raise JobError(f"--format {form} is for a file: say -o report.{form}")
+    if form == "html" and options.output is None and sys.stdout.isatty():
+        raise JobError("--format html is for a file: say -o report.html")
 
 
 def _content(frame: pd.DataFrame, options: argparse.Namespace, form: str) -> Document | Picture | str | None:
@@ -95,7 +95,7 @@ def _content(frame: pd.DataFrame, options: argparse.Namespace, form: str) -> Doc
         from tpbench.report.page.html_page import page
 
         return page(frame, options.metric)
-    if form in PICTURES:
+    if form == "svg":
         return study_picture(frame, options.study) if options.study else plot(arrange_rows(frame), options.plot)
     if form == "json" and options.output and not options.output.suffix:
         write_documents(newest(frame), options.output)

@@ -30,9 +30,8 @@ TABLES: dict[str, Callable[[Document], str]] = {
     "json": tables.as_json,
 }
 """Formats of tables, with their renderers."""
-PICTURES = ("png", "svg")
 SUFFIXES = {".txt": "text", ".md": "markdown", ".htm": "html"} | {
-    f".{name}": name for name in ("csv", "html", "png", "svg", "json")
+    f".{name}": name for name in ("csv", "html", "svg", "json")
 }
 
 
@@ -170,29 +169,23 @@ def output_format(options: argparse.Namespace, formats: Sequence[str]) -> str:
 
 
 def write(content: Document | Picture | str, form: str, output: Path | None, name: str = "") -> None:
-    """Print a document, a picture of that name or a text, or write it to a file and name the file.
-
-    Warnings go to stderr, unless the same terminal shows them anyway.
-    """
+    """Print a document, a picture of that name or a text, or write it to a file and name the file."""
     if isinstance(content, Picture):
-        data = render(content, name, form)
+        content = render(content, name)
     elif isinstance(content, Document):
-        data = _rendered(content, form, output).encode()
-    else:
-        data = content.encode()
+        content = _rendered(content, form, output)
     if output is not None:
-        output.write_bytes(data)
+        output.write_text(content, encoding="utf-8", newline="")
         print(f"report: wrote {output}", file=sys.stderr)
-    elif isinstance(content, Picture):
-        sys.stdout.buffer.write(data)
-    else:
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="backslashreplace")  # for characters that the terminal cannot show
-        sys.stdout.write(data.decode())
+        return
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # for characters that the terminal cannot show
+    sys.stdout.write(content)
     sys.stdout.flush()
 
 
 def _rendered(document: Document, form: str, output: Path | None) -> str:
+    """Return a document in a format. Its warnings go to stderr, unless the same terminal shows them anyway."""
     on_screen = output is None and form in ("text", "markdown")
     if not (on_screen and sys.stdout.isatty() and sys.stderr.isatty()):
         for warning in document.warnings:

@@ -27,7 +27,7 @@ from tpbench.workloads.study_data import Panel, Picture, Series
 Level: TypeAlias = tuple[Record, ...]
 History: TypeAlias = Sequence[tuple[str, Sequence[Level]]]
 """The name and the levels of each cell."""
-FORMATS = (*command_line.TABLES, *command_line.PICTURES)
+FORMATS = (*command_line.TABLES, "svg")
 COLUMNS = ("cell", "since", "commit", "rows", "level", "ratio", "p", "verdict", "what differs")
 MANY = 40
 """Most lines of a table of text. A longer one has only the cells whose newest level changed, or that fail."""
@@ -46,8 +46,8 @@ def main(arguments: Sequence[str]) -> int:
     history = all_levels(frame, shown)
     pairs = [CellPair(name, *levels[-2:]) for name, levels in history if len(levels) > 1]
     comparison = changes.compare_cells(pairs, shown, options.threshold, ACROSS)
-    is_picture = form in command_line.PICTURES
-    content = _picture(history, comparison) if is_picture else _document(history, comparison, form in ("csv", "json"))
+    is_picture, all_cells = form == "svg", form in ("csv", "json")
+    content = _picture(history, comparison) if is_picture else _document(history, comparison, all_cells)
     command_line.write(content, form, options.output, "history")
     if not any(change.is_decided for change in comparison.changes):
         notes = Counter("; ".join(change.notes) for change in comparison.changes).most_common(1)

@@ -12,6 +12,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from tpbench import packages
@@ -47,17 +48,13 @@ LIGHT, DARK = _extended(_LIGHT, 0.42, 0.28, 0.35), _extended(_DARK, 0.72, 0.82, 
 """Colours of series on a light and on a dark background."""
 MARKERS = "os^DvP<"  # one fewer than colours, so that the pairs repeat late
 INK, FAINT, GROUND = "#222222", "#b3b3b3", "#ffffff"
-"""Colours of text and of lines that belong to no series, of grid lines and of the background."""
+"""Colours of text and of lines that belong to no series, of grid lines and of the background: `picture.mplstyle`."""
 HOVER = "hover: "
 """Beginning of the name of a group of an svg whose rest is a title."""
-PER_ROW = 3
-"""Most panels side by side."""
-PANEL_WIDTH, PANEL_HEIGHT = 3.3, 3.2
-"""Size of a panel in inches."""
-NAME_LETTERS = 90
-"""Most letters of a name in the legend."""
-INCHES_PER_LETTER = 0.075
-"""Width of a letter of a tick's label or of a title."""
+PER_ROW, PANEL_WIDTH, PANEL_HEIGHT = 3, 3.3, 3.2
+"""Most panels side by side, and the size of a panel in inches."""
+NAME_LETTERS, INCHES_PER_LETTER = 90, 0.075
+"""Most letters of a name in the legend, and the width of a letter of a tick's label or of a title."""
 PLOTS = {"time": "time_ms", "device_time": "device_ms", "chained_time": "chained_ms", "memory": "peak_gib"}
 """Every plot by its name on the command line, with its metric by the size of the problem."""
 
@@ -73,38 +70,30 @@ def by_size(grid: RecordGrid, name: str, *, for_page: bool = False) -> Picture |
         return None
     axis, panels = _size_axis(grid), []
     for title, keys in _size_panels(grid, axis).items():
-        lowest = _floors(grid, axis, keys)
-        position = {size: index for index, size in enumerate(lowest)}
+        floors = _floors(grid, axis, keys)
+        position = {size: at for at, size in enumerate(floors)}
         lines = []
         for index, column in enumerate(grid.columns):
-            cells = [(position[key[axis]], grid.lines[key][index]) for key in keys]
-            measured = [(at, record) for at, record in cells if record and value_of(record, shown)]
+            cells = [(position[key[axis]], record) for key in keys if (record := grid.lines[key][index])]
+            measured = [cell for cell in cells if value_of(cell[1], shown)]
             measured.sort(key=lambda cell: (cell[0], cell[1][name]))
-            line = Series(
-                column,
-                tuple((at, float(record[name])) for at, record in measured),
-                crosses=tuple(at for at, record in cells if record and record["status"] == "oom"),
-            )
+            crosses = tuple(at for at, record in cells if record["status"] == "oom")
+            line = Series(column, tuple((at, float(record[name])) for at, record in measured), crosses=crosses)
             if for_page:
-                ends = clock.interval if clock else (name, name)
-                intervals = ([record[end] or record[name] for end in ends] for _, record in measured)
-                hovers = tuple(hover_text(record) for _, record in measured)
-                line = replace(line, hovers=hovers, intervals=tuple((low, high) for low, high in intervals))
+                low, high = clock.interval if clock else (name, name)
+                ends = tuple((row[low] or row[name], row[high] or row[name]) for _, row in measured)
+                line = replace(line, hovers=tuple(hover_text(row) for _, row in measured), intervals=ends)
             lines.append(line)
         if max(len(line.points) + len(line.crosses) for line in lines) > for_page:
-            floor = tuple((position[size], floor) for size, floor in lowest.items() if floor < math.inf)
-            floor = floor if shown.is_time else ()
-            panels.append(Panel(title, tuple(lines), floor=floor, categories=tuple(map(value_text, position))))
+            floor = [(position[size], floor) for size, floor in floors.items() if floor < math.inf and shown.is_time]
+            panels.append(Panel(title, tuple(lines), tuple(floor), categories=tuple(map(value_text, position))))
     y_label = f"{TITLES.get(name, name).lower()} ({shown.unit})"
     x_label = column_label(grid.key_names[axis])
     return Picture(tuple(panels), x_label, y_label, "logarithmic", labels=grid.columns) if panels else None
 
 
 def _size_axis(grid: RecordGrid) -> int:
-    """Return the index of the key along the x axis.
-
-    Use the first key. If every panel would then have a single x value, use the key with the most values in one panel.
-    """
+    """Return the first key, or if every panel would then have a single x, the key with the most values in one panel."""
 
     def most_values(axis: int) -> int:
         return max(len({key[axis] for key in keys}) for keys in _size_panels(grid, axis).values())
@@ -113,10 +102,7 @@ def _size_axis(grid: RecordGrid) -> int:
 
 
 def _size_panels(grid: RecordGrid, axis: int) -> dict[str, list[Key]]:
-    """Group the problems by their other keys, under a title of those that vary.
-
-    A key that follows from the name along the axis, such as the layers of a model, makes no panel of its own.
-    """
+    """Group the problems by the other keys that vary and don't follow from the axis, as layers do from a model."""
     others = [at for at in grid.independent if at != axis and not grid.follows(at, axis)]
     varying = [at for at in grid.varying if at in others] or others
     panels: dict[str, list[Key]] = {}
@@ -130,12 +116,13 @@ def _floors(grid: RecordGrid, axis: int, keys: Sequence[Key]) -> dict[Any, float
     """Return the lowest floor of each size along the x axis, in ms: numbers in their order, names by their floor."""
     floors: dict[Any, float] = {}
     for key in keys:
-        floors[key[axis]] = min(
-            floors.get(key[axis], math.inf), *(record["floor_ms"] or math.inf for record in grid.lines[key] if record)
-        )
+        of_line = [record["floor_ms"] or math.inf for record in grid.lines[key] if record]
+        floors[key[axis]] = min(floors.get(key[axis], math.inf), *of_line)
     named = any(isinstance(size, str) for size in floors)
-    ordered = sorted(floors, key=lambda size: ([floors[size]] if named else [], sort_key(size)))
-    return {size: floors[size] for size in ordered}
+    return {
+        size: floors[size]
+        for size in sorted(floors, key=lambda size: ([floors[size]] if named else [], sort_key(size)))
+    }
 
 
 def plot(grids: Sequence[RecordGrid], name: str) -> Picture:
@@ -150,8 +137,8 @@ def plot(grids: Sequence[RecordGrid], name: str) -> Picture:
     return replace(picture, heading=title)
 
 
-def render(picture: Picture, name: str, form: str) -> bytes:
-    """Return a picture in a format: "svg", "png", or "inline", an `svg` element in the colours of a page.
+def render(picture: Picture, name: str, *, inline: bool = False) -> str:
+    """Return a picture as an svg file, or `inline` as an `svg` element in the colours of a page.
 
     `name` makes the ids of an svg the same in every run, and no two pictures of a page share one. The user's
     matplotlibrc counts for nothing. Raises JobError with the install command if matplotlib is missing.
@@ -161,39 +148,17 @@ def render(picture: Picture, name: str, form: str) -> bytes:
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
-    settings: Any = {  # matplotlib names hundreds of keys in its type
-        "text.parse_math": False,  # a dollar sign in a name is a dollar sign
-        "svg.fonttype": "none",
-        "svg.hashsalt": name,
-        "font.family": "sans-serif",
-        "font.size": 9,
-        "axes.titlesize": 9,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "grid.linewidth": 0.4,
-        "grid.color": FAINT,
-        "legend.frameon": False,
-        "lines.linewidth": 1.4,
-        "lines.markersize": 4.5,
-    }
-    settings |= dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), GROUND)
-    settings |= dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK)
-    out = io.BytesIO()
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(settings)
-        figure = draw_panels(picture, legend=form != "inline")
-        if picture.heading:
-            figure.suptitle(picture.heading, fontsize=8)
-        if form == "png":
-            figure.savefig(out, format="png", dpi=160, metadata={"Software": None})
-            return out.getvalue()
+    out = io.StringIO()
+    with matplotlib.rc_context(), resources.as_file(resources.files(__package__) / "page/picture.mplstyle") as style:
+        matplotlib.rc_file(style)
+        matplotlib.rcParams["svg.hashsalt"] = name
+        figure = draw_panels(picture, legend=not inline)
+        figure.suptitle(picture.heading, fontsize=8)
         canvas: Any = FigureCanvasSVG(figure)  # `savefig` would draw the figure twice, once for its layout
         canvas.print_svg(out, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    if form == "svg":
-        return out.getvalue()
-    text = out.getvalue().decode()
+    text = out.getvalue()
+    if not inline:
+        return text
     text = re.sub(r' height="[\d.]+pt"', "", text[text.index("<svg") :], count=1)
     # Identifiers of groups: every figure has the same ones, and nothing refers to them.
     text = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", text)
@@ -201,7 +166,7 @@ def render(picture: Picture, name: str, form: str) -> bytes:
     names = {value: f"s{at}" for at, value in enumerate(LIGHT)} | {INK: "ink", FAINT: "faint", GROUND: "ground"}
     for value, variable in names.items():
         text = text.replace(value, f"var(--{variable})")
-    return text.encode()
+    return text
 
 
 def draw_panels(picture: Picture, *, legend: bool = True) -> Figure:
@@ -240,10 +205,9 @@ def draw_panels(picture: Picture, *, legend: bool = True) -> Figure:
         for axes in others:  # minor ticks without labels are not worth the time to draw them
             axes.tick_params(axis="y", which="minor", left=False)
     _scale_y(grid[0][0], picture)  # all panels share its y axis
-    handles: dict[str, Any] = {}
-    for axes in grid.flat:
-        handles |= {text: handle for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
     if legend:
+        named = (zip(*axes.get_legend_handles_labels(), strict=True) for axes in grid.flat)
+        handles = {text: handle for of_axes in named for handle, text in of_axes}
         figure.legend(handles.values(), handles.keys(), loc=place, ncols=columns)
     return figure
 
@@ -258,24 +222,21 @@ def _draw_panel(axes: Axes, panel: Panel, labels: Sequence[str], *, joined: bool
     cross_height = 0.99
     for line in panel.lines:
         index, label = labels.index(line.label), _legend_text(line.label)
-        colour = LIGHT[index % len(LIGHT)]
-        marker = MARKERS[index % len(MARKERS)]  # for readers who cannot distinguish the colours
-        if line.points:
-            axes.plot(
-                *zip(*line.points, strict=True), label=None if line.dashed else label, color=colour,
-                marker=marker, linestyle="--" if line.dashed else "-" if joined else "",
-                clip_on=joined,  # a point on an axis is drawn whole
-            )  # fmt: skip
+        look: Any = {"color": LIGHT[index % len(LIGHT)], "marker": MARKERS[index % len(MARKERS)]}
+        if line.points:  # a point on an axis is drawn whole
+            look["linestyle"] = "--" if line.dashed else "-" if joined else ""
+            axes.plot(*zip(*line.points, strict=True), label=None if line.dashed else label, clip_on=joined, **look)
         if line.intervals:
-            axes.vlines([x for x, _ in line.points], *zip(*line.intervals, strict=True), color=colour, linewidth=2.5)
+            ends = zip(*line.intervals, strict=True)
+            axes.vlines([x for x, _ in line.points], *ends, color=look["color"], linewidth=2.5)
         for at, text in zip(line.points, line.hovers, strict=False):
-            axes.plot(*at, color=colour, marker=marker, gid=f"{HOVER}{text}")
+            axes.plot(*at, gid=f"{HOVER}{text}", color=look["color"], marker=look["marker"])
         for at, text in zip(line.points, line.texts, strict=False):
             axes.annotate(text, at, (4, 3), textcoords="offset points", fontsize=6)
         if line.crosses:
             axes.plot(
                 line.crosses, [cross_height] * len(line.crosses), transform=axes.get_xaxis_transform(), linestyle="",
-                marker="x", clip_on=False, color=colour, label=f"{label}: out of memory",
+                marker="x", clip_on=False, color=look["color"], label=f"{label}: out of memory",
             )  # fmt: skip
             cross_height -= 0.05
     if panel.no_gain_to:

@@ -122,7 +122,7 @@ def test_without_matplotlib(rows, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(packages, "checkout", lambda: None)
     made = page(load(rows))
     assert "<svg" not in made and made.count("Pictures need matplotlib: ") == 1
-    assert main([str(rows), "--loss", "cross_entropy", "--plot", "time", "-o", str(tmp_path / "x.png")]) == 2
+    assert main([str(rows), "--loss", "cross_entropy", "--plot", "time", "-o", str(tmp_path / "x.svg")]) == 2
     assert "pip install 'tpbench[report]'" in capsys.readouterr().err
 
 

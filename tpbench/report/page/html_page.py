@@ -157,7 +157,7 @@ def _figure(grid: RecordGrid, name: str, anchor: str) -> dict[str, Any]:
     figure = {"title": TITLES[name], "metric": shown, "panels": [], "bars": []}
     if packages.installed("matplotlib") and (picture := plots.by_size(grid, name, for_page=True)):
         panels = [
-            plots.render(replace(picture, panels=(panel,)), f"{name} {anchor} {at}", "inline").decode()
+            plots.render(replace(picture, panels=(panel,)), f"{name} {anchor} {at}", inline=True)
             for at, panel in enumerate(picture.panels)
         ]
         return figure | {"title": f"{TITLES[name]} by size, with its floor", "panels": panels}
