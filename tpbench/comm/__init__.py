@@ -4,6 +4,5 @@ The modules, in the order of a first reading:
 
 - `collectives` of tensors, tokens and Python objects, with gradients, and NCCL's windows;
 - `parallel_linears`: column- and row-parallel products under a schedule;
-- `symmetric_buffers` for copies from and to peers, with signals that order the copies;
-- `shared_memory_all_gather` for a few numbers between processes of one machine.
+- `symmetric_buffers` for copies from and to peers, with signals that order the copies.
 """

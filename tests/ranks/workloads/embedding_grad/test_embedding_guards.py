@@ -1,18 +1,13 @@
-"""Errors that must never pass silently, the details of a row, and counts of rows through shared memory."""
+"""Errors that must never pass silently, the details of a row, and counts of rows."""
 
 from __future__ import annotations
 
-import errno
-import os
-from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
 from tests.support.embedding_grad import FixedStopwatch, new_session, prepared, problem, run
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
-from tpbench.comm import shared_memory_all_gather
 from tpbench.workloads.embedding_grad.exchanges.counted import CountedCollectives
 from tpbench.workloads.embedding_grad.row_operations.search import MisplacedRow
 
@@ -80,25 +75,16 @@ def test_rows_of_other_owners_are_an_error() -> None:
     assert run_on_ranks(2, outcome_of_wrong_rows) == ["right", "MisplacedRow"]
 
 
-def counted(here: Rank, folder: str, full: bool) -> tuple[bool, list[list[int]], list[int]]:
-    """Return if there is shared memory, the counts of the last of many exchanges, and the sent bytes."""
+def counted(here: Rank) -> tuple[list[list[int]], list[int]]:
+    """Return the counts of the last of three exchanges, and the sent bytes."""
     comm = CountedCollectives(here.group, here.rank, here.world_size)
-    no_space = OSError(errno.ENOSPC, "No space left on device") if full else None
-    with (
-        mock.patch.object(shared_memory_all_gather, "SHARED_MEMORY", folder),
-        mock.patch.object(os, "posix_fallocate", side_effect=no_space, wraps=os.posix_fallocate),
-    ):
-        shared = comm.shared_memory is not None
-    for step in range(20):
+    for step in range(3):
         gathered = comm.gather_counts([step, -1, here.rank, 0])
-    return shared, gathered, comm.sent_bytes
+    return gathered, comm.sent_bytes
 
 
 @pytest.mark.skipif(not enough_gpus(4), reason="needs 4 GPUs, or none")
-@pytest.mark.parametrize("full", [False, True])
-def test_counts_are_the_same_with_and_without_shared_memory(full: bool, tmp_path: Path) -> None:
-    for rank, (shared, gathered, sent) in enumerate(run_on_ranks(4, counted, str(tmp_path), full)):
-        assert shared != full
-        assert gathered == [[19, -1, peer, 0] for peer in range(4)]
-        assert sent == [0 if peer == rank else 20 * 4 * 8 for peer in range(4)]
-    assert not list(tmp_path.iterdir())
+def test_every_rank_knows_the_counts_of_all_ranks() -> None:
+    for rank, (gathered, sent) in enumerate(run_on_ranks(4, counted)):
+        assert gathered == [[2, -1, peer, 0] for peer in range(4)]
+        assert sent == [0 if peer == rank else 3 * 4 * 8 for peer in range(4)]

@@ -1,15 +1,14 @@
 """Collectives over the data-parallel group that count the bytes sent to each peer, and the rates that they reach."""
 
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import partial
 from statistics import median
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.comm import collectives, shared_memory_all_gather
-from tpbench.comm.shared_memory_all_gather import SharedMemoryAllGather
+from tpbench.comm import collectives
 from tpbench.measure.timers import Stopwatch, do_nothing
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 
@@ -41,16 +40,9 @@ class CountedCollectives:
         self.count([part.nbytes] * self.world_size)
         collectives.reduce_scatter(part, whole, op=dist.ReduceOp.AVG, group=self.group)
 
-    @cached_property
-    def shared_memory(self) -> SharedMemoryAllGather | None:
-        """All-gather for counts if all ranks run on one machine. The first access is collective."""
-        return shared_memory_all_gather.connect(self.group)
-
     def gather_counts(self, own: Sequence[int]) -> list[list[int]]:
         """Return the counts of all ranks, by rank. On the CPU."""
         self.count([8 * len(own)] * self.world_size)  # int64
-        if self.shared_memory is not None:
-            return self.shared_memory.gather(own)
         own_counts = torch.tensor(own, dtype=torch.int64)
         gathered = own_counts.new_empty(self.world_size * len(own_counts))
         collectives.all_gather(gathered, own_counts, group=self.group)
