@@ -17,7 +17,6 @@ from triton.runtime import driver
 INTERPRETED: bool = knobs.runtime.interpret
 """True if the kernels run in Triton's interpreter: TRITON_INTERPRET was 1 when triton was imported."""
 MOST_REMEMBERED = 256
-"""Most kinds of arguments that one launch remembers. This bounds memory: the number of rows may differ by call."""
 WARP = 32
 _REGISTER_UNIT = 256
 """A warp gets its registers in units of this size (CUDA occupancy calculator, compute capability 5.0 and later)."""
@@ -25,6 +24,15 @@ _QUARTERS = 4
 """Partitions of a multiprocessor, each with its own registers and warps."""
 _RESERVED_BYTES = 1024
 """Shared memory that each program costs in addition to its own (compute capability 8.0 and later)."""
+
+
+class Remembered(dict[Any, Any]):
+    """A dict that forgets all if it becomes large, because the number of rows may differ by call."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if len(self) >= MOST_REMEMBERED:
+            self.clear()
+        super().__setitem__(key, value)
 
 
 class CachedLaunch:
@@ -45,7 +53,7 @@ class CachedLaunch:
         self.constants = constants
         # A compiled kernel also accepts its constants in their places, and ignores them.
         self.constants_in_place = tuple(constants[name] for name in kernel.arg_names if name in constants)
-        self._compiled: dict[Any, CompiledKernel] = {}
+        self._compiled: dict[Any, CompiledKernel] = Remembered()
 
     def __call__(
         self, programs: int, pointers: tuple[Any, ...], integers: tuple[Any, ...], floats: tuple[float, ...] = (),
@@ -77,8 +85,6 @@ class CachedLaunch:
             return compiled
         compiled = self.kernel[(programs,)](*arguments, **self.constants)
         if isinstance(compiled, CompiledKernel):  # asynchronous compilation returns a future instead
-            if len(self._compiled) >= MOST_REMEMBERED:
-                self._compiled.clear()
             self._compiled[kind] = compiled
         return compiled
 

@@ -76,12 +76,9 @@ def _entropy_loss(
     values, *indices = targets
     target = TopK(values, *indices, tail=tail) if indices else values  # type: ignore[arg-type, misc]
     named = dict(zip(names.split(","), rows, strict=True)) if rows else {}
-    module = _module(settings)
     with torch.no_grad():
-        module.check(target, named, logits=logits)
-        module.check_columns("logits", logits.shape[-1], logits.device)
-        loss, (gradient, _), _ = module.compute(named, learns, logits, target)
-    return loss, logits.new_empty(0) if gradient is None else gradient.view(-1)[:0]
+        result = _module(settings).call_of(logits, target, named, learns)(logits, target, named)
+    return result.loss, logits.new_empty(0) if result.grad is None else result.grad.view(-1)[:0]
 
 
 @_entropy_loss.register_fake

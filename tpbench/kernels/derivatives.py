@@ -9,13 +9,15 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
+from torch.utils._pytree import register_pytree_node, tree_flatten, tree_unflatten
 
 from tpbench.kernels import checks
-from tpbench.kernels.linear.function import linear_entropy_loss
+from tpbench.kernels.linear.function import LinearEntropyLossResult, linear_entropy_loss
 from tpbench.kernels.row_loss import TopK
 from tpbench.kernels.two_pass.launch import scale_rows
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+register_pytree_node(TopK, lambda top: ([top.values, top.indices], top.tail), lambda of, tail: TopK(*of, tail))  # type: ignore[call-arg]
 
 
 def outside_of_graphs(function: Function) -> Function:
@@ -28,21 +30,6 @@ def outside_of_graphs(function: Function) -> Function:
         return (uncompiled if torch.compiler.is_compiling() else function)(*arguments, **named)
 
     return cast("Function", call)
-
-
-def tensors_of(target: Any) -> dict[str, Any]:
-    """Return the tensors of a target by name."""
-    if isinstance(target, TopK):
-        return {"target.values": target.values, "target.indices": target.indices}
-    if isinstance(target, (tuple, list)):
-        return dict(zip(("teacher_hidden", "teacher_weight"), target, strict=False))
-    return {"target": target}
-
-
-def inputs_with_gradients(*inputs: Tensor | None) -> tuple[Any, ...]:
-    """Return the names of the inputs of a linear loss that need a gradient."""
-    named = zip(checks.LINEAR_INPUTS, inputs, strict=True)
-    return tuple(name for name, tensor in named if tensor is not None and tensor.requires_grad)
 
 
 class GradientsInForward(torch.autograd.Function):
@@ -73,42 +60,38 @@ class GradientsInBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        module: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        target: Any,
-        *rows: Any,
+        ctx: Any, keep: Callable[..., Any], others: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None
     ) -> Any:
-        """`rows`: the names of a call's further arguments, then their values."""
-        named = dict(zip(rows[: len(rows) // 2], rows[len(rows) // 2 :], strict=True))
-        ctx.module, ctx.settings, ctx.given = module, module.settings, len(rows)
-        ctx.tail = target.tail if isinstance(target, TopK) else None
-        targets = list(tensors_of(target).values())
-        ctx.targets = len(targets)
-        # Autograd then raises an error if one of them is changed before backward.
-        tensors = {name: value for name, value in named.items() if isinstance(value, Tensor)}
-        ctx.of_rows, ctx.others = list(tensors), {name: named[name] for name in named.keys() - tensors.keys()}
-        ctx.save_for_backward(hidden, weight, bias, *targets, *tensors.values())
-        return module.losses(hidden, weight, bias, target, named)
+        """`keep` receives the result. `others`: the target, and the other arguments of the function by name."""
+        # Autograd then raises an error if a tensor is changed before backward.
+        leaves, ctx.tree = tree_flatten(others)
+        tensors = [leaf if isinstance(leaf, Tensor) else None for leaf in leaves]
+        ctx.save_for_backward(hidden, weight, bias, *tensors)
+        ctx.leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        target, named = others
+        result = result_of(False, target, named, hidden, weight, bias)
+        keep(result)
+        ctx.rows = len(result.row_loss)
+        return result.loss if result.entropy is None else (result.loss, result.entropy)
 
     @staticmethod
     @outside_of_graphs
     def backward(ctx: Any, upstream: Tensor, *entropy_upstream: Tensor) -> tuple[Tensor | None, ...]:
         checks.first_derivative()
-        hidden, weight, bias, *others = ctx.saved_tensors
-        targets, of_rows = others[: ctx.targets], others[ctx.targets :]
-        rows_of_call = {**ctx.others, **dict(zip(ctx.of_rows, of_rows, strict=True))}
-        settings = ctx.module.arguments(rows_of_call, ctx.settings)
-        sharded = settings.get("hidden_sharded") and settings.get("group") is not None
-        target: Any = targets[0] if len(targets) == 1 else tuple(targets)
-        if ctx.tail is not None:
-            target = TopK(targets[0], targets[1], ctx.tail)
-        rows = len(hidden) * (settings["group"].size() if sharded else 1)
-        upstreams: dict[str, Any] = {"row_grad": upstream.float().expand(rows).contiguous()}
+        hidden, weight, bias, *tensors = ctx.saved_tensors
+        leaves = [leaf if tensor is None else tensor for leaf, tensor in zip(ctx.leaves, tensors, strict=True)]
+        target, named = tree_unflatten(leaves, ctx.tree)
+        named["row_grad"] = upstream.float().expand(ctx.rows).contiguous()
         if entropy_upstream:
-            upstreams["entropy_grad"] = entropy_upstream[0].float().contiguous()
-        inputs = inputs_with_gradients(hidden, weight, bias)
-        result = linear_entropy_loss(hidden, weight, target, bias=bias, grad=inputs, **upstreams, **settings)
-        return None, result.grad_hidden, result.grad_weight, result.grad_bias, *(None,) * (1 + ctx.given)
+            named["entropy_grad"] = entropy_upstream[0].float().contiguous()
+        result = result_of(True, target, named, hidden, weight, bias)
+        return None, None, result.grad_hidden, result.grad_weight, result.grad_bias
+
+
+def result_of(
+    learns: bool, target: Any, named: dict[str, Any], hidden: Tensor, weight: Tensor, bias: Tensor | None
+) -> LinearEntropyLossResult:
+    """Return the result of `linear_entropy_loss`, with the gradients of the inputs that need one if it learns."""
+    inputs = zip(checks.LINEAR_INPUTS, (hidden, weight, bias), strict=True)
+    grad: Any = [name for name, tensor in inputs if learns and tensor is not None and tensor.requires_grad]
+    return linear_entropy_loss(hidden, weight, target, bias=bias, grad=grad, **named)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -12,17 +12,12 @@ import torch
 from torch import Tensor
 
 from tpbench.kernels import checks, compiled
-from tpbench.kernels.derivatives import (
-    GradientsInBackward,
-    GradientsInForward,
-    inputs_with_gradients,
-    outside_of_graphs,
-    tensors_of,
-)
-from tpbench.kernels.entropy import entropy_loss
+from tpbench.kernels.cached_launch import Remembered
+from tpbench.kernels.derivatives import GradientsInBackward, GradientsInForward, outside_of_graphs, result_of
+from tpbench.kernels.entropy import EntropyLossResult, entropy_loss
 from tpbench.kernels.linear.function import linear_entropy_loss
-from tpbench.kernels.repeated_call import PLAIN
-from tpbench.kernels.row_loss import Options, TopK, Vocabulary, fp16_gradient_scale
+from tpbench.kernels.repeated_call import PLAIN, RepeatedCall, form_of, is_repeatable
+from tpbench.kernels.row_loss import LossResult, Options, TopK, Vocabulary, fp16_gradient_scale
 
 _OF_EVERY_LOSS = ("row_weight", "temperature", "divisor", "sequence_lengths")
 """What a call may have beside its target and the tensors of rows of its loss."""
@@ -61,84 +56,66 @@ class _LossModule(torch.nn.Module):
         self.correct: Tensor | None = None
         """With correct=True: whether each row's label had the largest logit in the last call, (rows,) bool."""
 
-    def arguments(self, rows: dict[str, Any], settings: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return the settings and what a call got beside its target, as arguments of the module's function.
-
-        settings: those of an earlier call. None: the module's.
-        """
-        settings = self.settings if settings is None else settings
+    def arguments(self, rows: dict[str, Any]) -> dict[str, Any]:
+        """Return the settings and what a call got beside its target, as arguments of the module's function."""
         if self.options.objective is None:
-            return {**settings, **rows}
-        of_function = {name: values for name, values in rows.items() if name not in _OF_EVERY_LOSS}
-        others = {name: value for name, value in rows.items() if name in _OF_EVERY_LOSS}
-        return {**settings, **others, "row_inputs": of_function}
+            return {**self.settings, **rows}
+        others = {name: rows[name] for name in _OF_EVERY_LOSS if name in rows}
+        of_function = {name: rows[name] for name in rows if name not in others}
+        return {**self.settings, **others, "row_inputs": of_function}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _LossModule:
         """Return the module itself: it has no state, and a process group cannot be copied."""
         return self
 
-    def check(self, target: Any, rows: dict[str, Any], **inputs: Any) -> bool:
-        """Return true if one of `inputs` needs a gradient. Raise if one has no memory, or if a target needs one.
+    def keep(self, result: LossResult) -> None:
+        """Keep what a call returns beside its loss."""
+        self.metrics, self.correct = result.metrics, result.correct
+
+    def check(self, target: Any, rows: dict[str, Any], **inputs: Any) -> None:
+        """Raise if a tensor has no memory, if a target needs a gradient, or if the call has an unknown argument.
 
         Masks and other tensors of `rows` that the kernels read in fp32 become that.
         """
+        of_kernels = ("row_weight", "temperature", *(() if self.options.objective else checks.POLICY_TENSORS))
         takes = (*_OF_EVERY_LOSS, *checks.POLICY_TENSORS)
-        wrong = sorted(rows.keys() - takes) if rows else []
-        if wrong and self.options.objective is None:
+        if self.options.objective is None and (wrong := sorted(rows.keys() - takes)):
             raise TypeError(
                 f"a call has no argument {', '.join(wrong)}: {type(self).__name__}() takes settings, and a call "
                 f"{', '.join(takes)}"
             )
-        targets = tensors_of(target) | {name: value for name, value in rows.items() if isinstance(value, Tensor)}
-        given = {name: each for name, each in (inputs | targets).items() if each is not None or name != "bias"}
-        for name, tensor in given.items():
+        targets = _tensors_of(target) | {name: value for name, value in rows.items() if isinstance(value, Tensor)}
+        for name, tensor in (inputs | targets).items():
             checks.memory(name, tensor)  # torch.func would raise another error before the function's checks
-        learns = _learning(given)
         _refuse_learning(targets)
-        of_kernels = ("row_weight", "temperature", *(() if self.options.objective else checks.POLICY_TENSORS))
         for name in rows.keys() & of_kernels:
             rows[name] = rows[name].float() if isinstance(rows[name], Tensor) else rows[name]
-        return learns
 
-    def local(self, name: str, value: Any, dimension: int) -> Any:
-        """Return this rank's tensor of a DTensor that the module's group shards along the vocabulary.
+    def local(self, name: str, value: Any, dimension: int, or_replicated: bool = False) -> Any:
+        """Return this rank's tensor of a DTensor that the module's group shards along a dimension.
 
         A module without a group takes the group, the first column and the size of the vocabulary from its first one.
         """
         if not hasattr(value, "to_local"):
             return value
-        mesh = value.device_mesh
-        is_sharded = mesh.ndim == 1 and value.placements[0].is_shard(dimension)
-        if is_sharded and self.options.group is None:
+        mesh, placement = value.device_mesh, value.placements[0]
+        is_sharded = mesh.ndim == 1 and placement.is_shard(dimension)
+        if is_sharded and not or_replicated and self.options.group is None:
             group, columns = mesh.get_group(), value.shape[dimension]
             start = min(group.rank() * -(-columns // group.size()), columns)
             place = {"group": group, "vocab_start": start, "vocab_size": self.options.vocab_size or columns}
             self.settings, self.options = {**self.settings, **place}, replace(self.options, **place)
             self.text = None if self.text is None else compiled.text_of(self.settings)
-        if not is_sharded or not self._is_of_group(value):
+        own = self.options.group
+        fits = is_sharded or (or_replicated and mesh.ndim == 1 and placement.is_replicate())
+        if not fits or own is None or mesh.get_group().group_name != own.group_name:
             raise TypeError(
-                f"{name} must be this rank's tensor, or sharded by the loss's group alone along dimension {dimension} "
-                f"and not {value.placements}, got a DTensor: pass {name}.to_local() if that is this rank's tensor. If "
-                f"FSDP shards the {name}, call the loss in the forward of the FSDP unit that holds it"
+                f"{name} must be this rank's tensor, or {'replicated or ' * or_replicated}sharded by the loss's group "
+                f"alone along dimension {dimension} and not {value.placements}, got a DTensor: pass {name}.to_local() "
+                f"if that is this rank's tensor. If FSDP shards the {name}, call the loss in the forward of the FSDP "
+                "unit that holds it"
             )
         return value.to_local()
-
-    def local_rows(self, hidden: Any) -> Any:
-        """Return this rank's hidden states of a DTensor, which the group replicates or shards along the rows."""
-        if not hasattr(hidden, "to_local"):
-            return hidden
-        placement = hidden.placements[0]
-        if not self._is_of_group(hidden) or not (placement.is_replicate() or placement.is_shard(0)):
-            raise TypeError(
-                "hidden must be this rank's tensor, or replicated or sharded along dimension 0 by the loss's group "
-                f"alone and not {hidden.placements}, got a DTensor: pass hidden.to_local() if that is this rank's"
-            )
-        self.settings = {**self.settings, "hidden_sharded": placement.is_shard(0)}
-        return hidden.to_local()
-
-    def _is_of_group(self, value: Any) -> bool:
-        mesh, group = value.device_mesh, self.options.group
-        return mesh.ndim == 1 and group is not None and mesh.get_group().group_name == group.group_name
 
     def check_columns(self, name: str, columns: int, device: torch.device) -> None:
         """In a first call, raise ValueError on all ranks if their columns don't fit together. Collective then.
@@ -187,6 +164,8 @@ class EntropyLoss(_LossModule):
         self.in_place = in_place
         in_graphs = self.options.objective is None and not self.options.correct
         self.text = compiled.text_of(self.settings) if in_graphs else None
+        self.remembered: dict[Hashable, RepeatedCall] = Remembered()
+        """The calls that later ones of the same form repeat."""
 
     def extra_repr(self) -> str:
         return ", ".join(filter(None, [super().extra_repr(), "in_place=True" if self.in_place else ""]))
@@ -201,34 +180,60 @@ class EntropyLoss(_LossModule):
         rows = {name: value for name, value in rows.items() if value is not None}
         in_graph = torch.compiler.is_compiling() and all(type(each) in PLAIN for each in (logits, *rows.values()))
         if in_graph and self.text is not None:
-            _refuse_learning(tensors_of(target) | rows)
-            return compiled.loss_in_graph(self.text, logits, target, rows, _learning({"logits": logits}))
+            _refuse_learning(_tensors_of(target) | rows)
+            return compiled.loss_in_graph(self.text, logits, target, rows, _learns(logits))
         return self._outside_of_graphs(logits, target, rows)
 
     @outside_of_graphs
     def _outside_of_graphs(self, logits: Tensor, target: Tensor | TopK, rows: dict[str, Any]) -> Tensor:
         logits = self.local("logits", logits, 1)
-        learns = self.check(target, rows, logits=logits)
-        self.check_columns("logits", logits.shape[-1] if logits.dim() else 0, logits.device)
-        if not learns:
-            return self.compute(rows, False, logits, target)[0]
-        if rows.get("sequence_lengths") is not None and self.options.reduction == "none":
-            raise ValueError("reduction must be 'mean' or 'sum' with sequence_lengths: a loss depends on other rows")
-        return GradientsInForward.apply(functools.partial(self.compute, rows, True), logits, target)
+        learns = _learns(logits)
+        call = self.call_of(logits, target, rows, learns)
+        if learns:
+            return GradientsInForward.apply(functools.partial(self._with_gradient, call, target, rows), logits)
+        result = call(logits, target, rows)
+        self.keep(result)
+        loss: Tensor = result.loss
+        return loss
 
-    def compute(
-        self, rows: dict[str, Any], learns: bool, logits: Tensor, target: Tensor | TopK
-    ) -> tuple[Tensor, tuple[Tensor | None, ...], float]:
-        """Return the loss, the gradients of logits and target, and the factor that the gradient contains."""
-        settings = self.arguments(rows)
-        stored_scale = self.stored_scale(logits.shape[0], logits.dtype) if learns else 1.0
-        if stored_scale != 1.0:
-            settings["grad_scale"] = self.options.grad_scale * stored_scale
-        grad: Any = "none" if not learns else "in_place" if self.in_place else "new"
-        result = entropy_loss(logits, target, grad=grad, **settings)
-        if self.text is None:  # other modules have none of the two
-            self.metrics, self.correct = result.metrics, result.correct
-        return result.loss, (result.grad, None), stored_scale
+    def call_of(
+        self, logits: Tensor, target: Tensor | TopK, rows: dict[str, Any], learns: bool
+    ) -> Callable[..., EntropyLossResult]:
+        """Return a function of logits, target and rows that computes a call.
+
+        It repeats an earlier call of the same form, whose arguments were checked, or the arguments are checked now.
+        """
+        form_of_call = form_of(logits, target, {**rows, "learns": learns, "may_learn": torch.is_grad_enabled()})
+        repeated: RepeatedCall | None = self.remembered.get(form_of_call)
+        if repeated is not None:
+            return repeated
+        dtypes = [getattr(value, "dtype", None) for value in rows.values()]
+        self.check(target, rows, logits=logits)
+        self.check_columns("logits", logits.shape[-1] if logits.dim() else 0, logits.device)
+        if learns and rows.get("sequence_lengths") is not None and self.options.reduction == "none":
+            raise ValueError("reduction must be 'mean' or 'sum' with sequence_lengths: a loss depends on other rows")
+        if dtypes != [getattr(value, "dtype", None) for value in rows.values()]:
+            form_of_call = None
+        return functools.partial(self._first_call, form_of_call, learns)
+
+    def _first_call(
+        self, form_of_call: Hashable, learns: bool, logits: Tensor, target: Any, rows: dict[str, Any]
+    ) -> EntropyLossResult:
+        named = self.arguments(rows)
+        named["grad"] = "none" if not learns else "in_place" if self.in_place else "new"
+        if learns:
+            named["grad_scale"] = self.options.grad_scale * self.stored_scale(len(logits), logits.dtype)
+        result = entropy_loss(logits, target, **named)
+        if form_of_call is not None and is_repeatable(result, target, **named):
+            self.remembered[form_of_call] = RepeatedCall(result, named)
+        return result
+
+    def _with_gradient(
+        self, call: Callable[..., EntropyLossResult], target: Any, rows: dict[str, Any], logits: Tensor
+    ) -> tuple[Tensor, tuple[Tensor | None], float]:
+        result = call(logits, target, rows)
+        self.keep(result)
+        return result.loss, (result.grad,), self.stored_scale(len(logits), logits.dtype)
 
     def stored_scale(self, rows: int, dtype: torch.dtype) -> float:
         """Return the factor that the gradient contains in memory."""
@@ -275,45 +280,52 @@ class LinearEntropyLoss(_LossModule):
         hidden: (rows, h). weight: (local vocab, h). bias: (local vocab,). rows: as for `EntropyLoss`.
         """
         weight, bias = self.local("weight", weight, 0), self.local("bias", bias, 0)
-        hidden = self.local_rows(hidden)
-        learns = self.check(target, rows, hidden=hidden, weight=weight, bias=bias)
-        device, settings = hidden.device.type, self.settings
+        placements = getattr(hidden, "placements", None)
+        of_hidden = {"hidden_sharded": placements[0].is_shard(0)} if placements else {}
+        hidden = self.local("hidden", hidden, 0, or_replicated=True)
+        inputs = {"hidden": hidden, "weight": weight} | ({} if bias is None else {"bias": bias})
+        self.check(target, rows, **inputs)
+        device = hidden.device.type
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
             if isinstance(target, (tuple, list)):
                 target = cast("Any", tuple([tensor.to(dtype) for tensor in target]))
             hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-            with torch.autocast(device, enabled=False):
-                return self.forward(hidden, weight, target, bias, **rows)
         self.check_columns("weight", len(weight) if weight.dim() else 0, weight.device)
-        if not learns:
-            return self.losses(hidden, weight, bias, target, rows)
-        recompute = settings.get("reduction", "mean") == "none" or settings.get("entropy")
-        if recompute or hidden.dtype == torch.float16:
-            return GradientsInBackward.apply(self, hidden, weight, bias, target, *rows, *rows.values())
-        return GradientsInForward.apply(functools.partial(self._with_gradients, rows), hidden, weight, bias, target)
+        others = target, {**self.arguments(rows), **of_hidden}
+        recompute = self.options.reduction == "none" or self.options.entropy or hidden.dtype == torch.float16
+        with torch.autocast(device, enabled=False):
+            if not any(map(_learns, inputs.values())):
+                result = result_of(False, *others, hidden, weight, bias)
+                self.keep(result)
+                return result.loss if result.entropy is None else (result.loss, result.entropy)
+            if recompute:
+                return GradientsInBackward.apply(self.keep, others, hidden, weight, bias)
+            return GradientsInForward.apply(functools.partial(self._with_gradients, *others), hidden, weight, bias)
 
     def _with_gradients(
-        self, rows: dict[str, Any], hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any
+        self, target: Any, named: dict[str, Any], *inputs: Any
     ) -> tuple[Tensor, tuple[Tensor | None, ...], float]:
-        inputs = inputs_with_gradients(hidden, weight, bias)
-        result = linear_entropy_loss(hidden, weight, target, bias=bias, grad=inputs, **self.arguments(rows))
-        self.metrics, self.correct = result.metrics, result.correct
-        return result.loss, (result.grad_hidden, result.grad_weight, result.grad_bias, None), 1.0
-
-    def losses(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any, rows: dict[str, Any]) -> Any:
-        """Return the loss, and the entropies if they are wanted, without gradients."""
-        result = linear_entropy_loss(hidden, weight, target, bias=bias, grad=False, **self.arguments(rows))
-        self.metrics, self.correct = result.metrics, result.correct
-        return (result.loss, result.entropy) if self.settings.get("entropy") else result.loss
+        result = result_of(True, target, named, *inputs)
+        self.keep(result)
+        return result.loss, (result.grad_hidden, result.grad_weight, result.grad_bias), 1.0
 
 
-def _learning(inputs: dict[str, Tensor]) -> bool:
-    """Return whether one of the inputs needs a gradient."""
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs.values())
+def _tensors_of(target: Any) -> dict[str, Any]:
+    """Return the tensors of a target by name."""
+    if isinstance(target, TopK):
+        return {"target.values": target.values, "target.indices": target.indices}
+    if isinstance(target, (tuple, list)):
+        return dict(zip(("teacher_hidden", "teacher_weight"), target, strict=False))
+    return {"target": target}
 
 
-def _refuse_learning(targets: dict[str, Tensor]) -> None:
+def _learns(tensor: Any) -> bool:
+    """Return whether a tensor needs a gradient."""
+    return torch.is_grad_enabled() and getattr(tensor, "requires_grad", False)
+
+
+def _refuse_learning(targets: dict[str, Any]) -> None:
     for name, tensor in targets.items():
-        if _learning({name: tensor}):
+        if _learns(tensor):
             raise NotImplementedError(f"{name} requires a gradient, which the losses don't have: detach() it")

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tpbench.kernels.cached_launch import Remembered
 from tpbench.kernels.distributed import gather_values
 from tpbench.kernels.row_terms import RowInputs, RowOutputs
 
@@ -24,7 +25,6 @@ COMPUTED = ("logprobs", "entropy", "sequences")
 """The parameters that the kernels and the call compute."""
 RESERVED = ("hidden", "logits", "weight", "target", "bias", "divisor", "temperature", "row_weight", "sequence_lengths")
 """Arguments of a call, which no parameter of a function may be called."""
-_MOST_AGREED = 256
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def sequence_numbers(lengths: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)).to(device)
 
 
-_agreed: set[Any] = set()
+_agreed: dict[Any, bool] = Remembered()
 """The forms of calls whose tensors of rows the ranks have compared."""
 
 
@@ -231,9 +231,8 @@ def agree(
                 error = ValueError(
                     f"on rank {rank}: {text}" if text else _difference(of_ranks[0][1], rank, forms_there)
                 )
-        if len(_agreed) >= _MOST_AGREED:
-            _agreed.clear()
-        _agreed.update([form_of_call] if error is None else [])
+        if error is None:
+            _agreed[form_of_call] = True
     if error is not None:
         raise error
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from tpbench.kernels import LABEL_LOSSES
-from tpbench.kernels.cached_launch import MOST_REMEMBERED, launching
+from tpbench.kernels.cached_launch import Remembered, launching
 from tpbench.kernels.checks import is_traced, overwritten
 from tpbench.kernels.one_pass.launch import form
 from tpbench.kernels.row_loss import TopK, TopTarget
@@ -27,56 +27,57 @@ from tpbench.kernels.row_terms import RowInputs, RowOutputs
 Function = TypeVar("Function", bound=Callable[..., Any])
 PLAIN = {Tensor, torch.nn.Parameter}
 """Types of tensors with memory of their own. Others, such as DTensor, may have none."""
-_OPTIONS = {bool, int, float, str, tuple, type(None), *([dist.ProcessGroup] if dist.is_available() else [])}
-"""Types of options. A call with an option of another type is never repeated."""
+_OPTIONS = {bool, int, float, str, type(None), *([dist.ProcessGroup] if dist.is_available() else [])}
+"""Types of options, beside tuples. A call with an option of another type is never repeated."""
 _NO_INPUTS = RowInputs()
 
 
 def repeating(function: Function) -> Function:
     """Return `entropy_loss`, of which a call repeats an earlier one of the same form."""
-    remembered: dict[Hashable, RepeatedCall] = {}
+    remembered: dict[Hashable, RepeatedCall] = Remembered()
 
     @functools.wraps(function)
     def call(logits: Any, target: Any, **named: Any) -> Any:
-        try:
-            form_of_call = _form_of_call(logits, target, named)
-            repeated = remembered.get(form_of_call)
-        except (RuntimeError, TypeError):  # a tensor of torch.func has no memory, an option without a hash is not valid
-            form_of_call = repeated = None
+        form_of_call = form_of(logits, target, named)
+        repeated = remembered.get(form_of_call)
         if repeated is not None:
             return repeated(logits, target, named)
         result = function(logits, target, **named)
-        if form_of_call is not None and _is_repeatable(result, target, **named):
-            if len(remembered) >= MOST_REMEMBERED:
-                remembered.clear()
+        if form_of_call is not None and is_repeatable(result, target, **named):
             remembered[form_of_call] = RepeatedCall(result, named)
         return result
 
     return cast("Function", call)
 
 
-def _form_of_call(logits: Any, target: Any, named: dict[str, Any]) -> Hashable:
+def form_of(logits: Any, target: Any, named: dict[str, Any]) -> Hashable:
     """Return the form of a call. Arguments may be anything: nothing is checked. None: the call is never repeated.
 
     Equal options of different types, such as 1 and True, make different forms, because not all types are valid.
     """
     if forward_ad._current_level >= 0 or is_traced():
         return None
-    if type(target) is TopK:
-        of_target: Hashable = _form(target.values), _form(target.indices), target.tail
-    else:
-        of_target = _form(target)
-    forms = [value if type(value) in _OPTIONS else _form(value) for value in named.values()]
-    return _form(logits), of_target, *named, *forms, *map(type, forms)
+    try:
+        if type(target) is TopK:
+            of_target: Hashable = _form(target.values), _form(target.indices), target.tail
+        else:
+            of_target = _form(target)
+        forms = [value if type(value) in _OPTIONS else _form(value) for value in named.values()]
+        return _form(logits), of_target, *named, *forms, *map(type, forms)
+    except (RuntimeError, TypeError):  # a tensor of torch.func has no memory, an option without a hash is not valid
+        return None
 
 
 def _form(tensor: Any) -> Hashable:
+    if type(tensor) is tuple:
+        hash(tensor)
+        return tensor
     if type(tensor) not in PLAIN or tensor.layout is not torch.strided or (tensor.data_ptr() == 0 and tensor.numel()):
         raise TypeError  # also for a tensor whose memory FSDP has freed
-    return type(tensor), form(tensor), tensor.device, tensor.is_neg()
+    return type(tensor), form(tensor), tensor.device, tensor.is_neg(), tensor.requires_grad
 
 
-def _is_repeatable(
+def is_repeatable(
     result: Any, target: Any, *, loss: str = "cross_entropy", grad: Any = "new", group: Any = None,
     vocab_start: int | None = None, vocab_size: int | None = None, **_: Any,
 ) -> bool:  # fmt: skip

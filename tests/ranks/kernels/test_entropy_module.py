@@ -43,6 +43,27 @@ def test_the_module_scales_by_the_upstream_gradient(reduction: str, in_place: bo
     torch.testing.assert_close(leaf.grad, expected.grad)
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_repeated_call_has_its_own_tensors_and_checks(in_place: bool, device: torch.device) -> None:
+    module = EntropyLoss(in_place=in_place, reduction="sum")
+    for step in range(6):
+        values, target = make("cross_entropy", device=device)
+        leaf, expected = ((values + 0.1 * step * target[:, None]).requires_grad_() for _ in range(2))
+        mask = torch.arange(len(target), device=device) != step
+        weight = mask if step % 2 else mask.float()  # a mask of bool becomes another tensor
+        loss, right = (
+            module(leaf * 1.0, target, row_weight=weight),
+            F.cross_entropy(expected[mask], target[mask], reduction="sum"),
+        )
+        (loss * 2.0).backward()
+        (right * 2.0).backward()
+        torch.testing.assert_close((loss, leaf.grad), (right, expected.grad))
+        with torch.no_grad():
+            torch.testing.assert_close(module(leaf.detach().clone(), target, row_weight=weight), right)
+    with pytest.raises(NotImplementedError, match="row_weight requires a gradient"):
+        module(leaf * 1.0, target, row_weight=mask.float().requires_grad_())
+
+
 def test_an_upstream_gradient_and_labels_with_strides(device: torch.device, algorithm: dict[str, Any]) -> None:
     """The backward pass of a sum hands one expanded number to all rows: a gradient whose stride is 0."""
     values, target = make("cross_entropy", device=device)

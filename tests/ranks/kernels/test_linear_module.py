@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any
 
@@ -256,16 +257,17 @@ def test_a_frozen_input_costs_no_product(learning: tuple[str, ...], settings: di
 
 
 def _train_dtensors(rank: Rank, placement: Any) -> list[float]:
-    """Train with a module that knows no group: DTensors tell it."""
+    """Train with a module that knows no group: DTensors tell it. Every second call has plain hidden states."""
     body, whole = _model(rank.device)
     mesh = DeviceMesh.from_group(rank.group, rank.device.type)
     head = torch.nn.Linear(WIDTH, VOCAB).to(rank.device)
     for name, value in whole.named_parameters():
         setattr(head, name, torch.nn.Parameter(distribute_tensor(value.detach(), mesh, [Shard(0)])))
-    module = LinearEntropyLoss(exchange="nccl")
+    module, is_placed = LinearEntropyLoss(exchange="nccl"), itertools.cycle([True, False])
 
     def loss_of(hidden: Tensor, head: torch.nn.Linear, labels: Tensor) -> Tensor:
-        states = DTensor.from_local(hidden, mesh, [Replicate()]).redistribute(mesh, [placement])
+        whole = DTensor.from_local(hidden, mesh, [Replicate()])
+        states: Any = whole.redistribute(mesh, [placement]) if next(is_placed) else hidden
         result: Tensor = module(states, head.weight, labels, head.bias)
         return result
 
