@@ -1,6 +1,5 @@
 """Study of the speed record's changes: sparse exchange, early index, order of transfers; and of the bytes sent."""
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,16 +34,13 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
 
 def _factorial(facts: Mapping[str, Any], steps: pd.DataFrame) -> Table:
     steps = steps.assign(order=steps["transfer_order"].where(steps["other_mib"] > 0, "alone"))
-    exposed = steps.groupby(["label", "index", "order"])["exposed_ms"].last().to_dict()
-    columns = {order: name for order, name in ORDERS.items() if (steps["order"] == order).any()}
-    exchanges = dict.fromkeys((*WORKLOAD.variants, *steps["label"]))
-    lines = []
-    for exchange, index in itertools.product(exchanges, INDEXES):
-        times = [exposed.get((exchange, index, order)) for order in columns]
-        if any(ms is not None for ms in times):
-            lines.append((exchange, index, *("no row" if ms is None else f"{ms:.3f}" for ms in times)))
+    for column, values in {"label": [*WORKLOAD.variants, *steps["label"]], "index": INDEXES, "order": ORDERS}.items():
+        steps[column] = pd.Categorical(steps[column], [*dict.fromkeys(values)])
+    exposed = steps.pivot_table("exposed_ms", ["label", "index"], "order", aggfunc="last", observed=True)
+    texts = exposed.map("{:.3f}".format, na_action="ignore").astype(object).fillna("no row")
+    lines = [(*key, *times) for key, *times in texts.itertuples(name=None)]
     heading = "exposed_ms: " + ", ".join(f"{name} {value}" for name, value in facts.items())
-    return Table(heading, ("exchange", "index", *columns.values()), tuple(lines))
+    return Table(heading, ("exchange", "index", *(ORDERS[str(order)] for order in exposed)), lines)
 
 
 def _sent(frame: pd.DataFrame) -> Table:

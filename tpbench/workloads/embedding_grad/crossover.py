@@ -107,9 +107,7 @@ def _speedup_table(group: Speedups) -> Table:
 def picture(rows: Sequence[Row]) -> Picture | None:
     """Return the speed-ups by density or None if nothing can be compared."""
     groups = groups_of(rows)
-    panels = []
-    for group in [group for group in groups if len(group.axis) > 1] or groups:
-        title = f"{group.facts['table_rows']} x {_size(group, groups)}"
-        panels.append(group.panel(title, 100))
+    several = [group for group in groups if len(group.axis) > 1] or groups
+    panels = [group.panel(f"{group.facts['table_rows']} x {_size(group, groups)}", 100) for group in several]
     labels = "rows touched (%); dashed: by wall clock", f"speed-up over {DENSE}"
     return Picture(tuple(panels), *labels) if panels else None

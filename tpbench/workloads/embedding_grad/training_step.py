@@ -12,9 +12,9 @@ from torch import Tensor
 from tpbench.comm import collectives
 from tpbench.measure.timers import Stopwatch
 from tpbench.workloads.embedding_grad.exchanges import Phase, StepPoint, sequence
+from tpbench.workloads.embedding_grad.exchanges.search import PinnedRing
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs, bigram_rows, text_tokens
 from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
-from tpbench.workloads.embedding_grad.row_operations.search import PinnedRing
 
 SIDE = 3072
 """Side of the square bf16 matrices whose products are the stand-in on a GPU.
@@ -79,46 +79,44 @@ class ForwardIndex:
 
     def __init__(self, inputs: EmbeddingGradInputs) -> None:
         problem = inputs.problem
-        self.table_rows, self.device = problem.table_rows, inputs.device
+        self.kind, self.table_rows, self.device = problem.index, problem.table_rows, inputs.device
         self.expected = inputs.own_tokens
-        self.tokens = text_tokens(problem, inputs.rank).to(self.device if problem.index == "device" else "cpu")
+        self.tokens = text_tokens(problem, inputs.rank).to(self.device if self.kind == "device" else "cpu")
         self.rows: Tensor | None = None
         """(accumulate, tokens) int32 on the device."""
-        self.ring: PinnedRing | None = None
         self.passes_end: Any = None
-        self.is_early = problem.index == "early"
-        self.stream = torch.cuda.Stream(self.device) if self.is_early and self.device.type == "cuda" else None
-        if problem.index in ("pinned", "early"):
-            self.ring = PinnedRing(self.tokens.numel(), self.device)
-            self.copied = [torch.empty_like(self.tokens, device=self.device) for _ in range(2)]
+        on_gpu = self.device.type == "cuda"
+        self.stream = torch.cuda.Stream(self.device) if self.kind == "early" and on_gpu else None
+        self.ring = PinnedRing(self.tokens.numel(), self.device)
+        self.copied = [torch.empty_like(self.tokens, device=self.device) for _ in range(2)]
         self.prepare_next_step()
 
     def begin_forward(self) -> None:
         """Set `rows` for the forward pass, which is queued next."""
-        if self.ring is None:
+        if self.kind in ("late", "device"):
             self.rows = bigram_rows(self.tokens, self.table_rows).to(self.device)
             return
-        if not self.is_early:
-            self._upload(self.ring)
+        if self.kind == "pinned":
+            self._upload()
         self.rows = self.copied[self.ring.slot]
         if self.stream is not None:
             torch.cuda.current_stream(self.device).wait_event(self.ring.copy_ends[self.ring.slot])
 
     def prepare_next_step(self) -> None:
         """Begin the index of the next step. The host calls this after it has queued both passes of this step."""
-        if self.ring is None or not self.is_early:
+        if self.kind != "early":
             return
         with torch.cuda.stream(self.stream):
             if self.stream is not None and self.passes_end is not None:
                 self.stream.wait_event(self.passes_end)  # the passes of the step before have read what is overwritten
-            self._upload(self.ring)
+            self._upload()
         if self.stream is not None:
             self.passes_end = torch.cuda.current_stream(self.device).record_event()
 
-    def _upload(self, ring: PinnedRing) -> None:
-        ring.upload(
+    def _upload(self) -> None:
+        self.ring.upload(
             lambda buffer: bigram_rows(self.tokens, self.table_rows, out=buffer.view_as(self.tokens)),
-            self.copied[1 - ring.slot].view(-1),
+            self.copied[1 - self.ring.slot].view(-1),
         )
 
     def run_alone(self) -> None:

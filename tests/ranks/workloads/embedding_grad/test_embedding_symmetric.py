@@ -17,13 +17,11 @@ from torch import Tensor
 from tests.support.embedding_grad import DISTRIBUTIONS, DTYPES, context, problem, sent_by_formula
 from tpbench.workloads.embedding_grad import EmbeddingGrad
 from tpbench.workloads.embedding_grad.bench import TOLERANCE
-from tpbench.workloads.embedding_grad.exchanges import ExchangeContext, symmetric
+from tpbench.workloads.embedding_grad.exchanges import ExchangeContext, row_kernels, symmetric
 from tpbench.workloads.embedding_grad.exchanges.counted import CountedCollectives
+from tpbench.workloads.embedding_grad.exchanges.row_kernels import push_rows
 from tpbench.workloads.embedding_grad.exchanges.symmetric import Inboxes, addresses
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
-from tpbench.workloads.embedding_grad.row_operations import merge_kernel, row_kernels
-from tpbench.workloads.embedding_grad.row_operations.row_kernels import push_rows
-from tpbench.workloads.embedding_grad.row_operations.search import MisplacedRow
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="compiled kernels need GPU memory")
 
@@ -36,7 +34,7 @@ def all_ranks(cell: EmbeddingGrad, ranks: int, tokens: list[Tensor] | None = Non
     shape = (ranks - 1, rows_per_rank, cell.width)
     values = [[one.grad.new_full(shape, torch.nan) for one in inputs] for _ in range(2)]
     marks = [[torch.zeros(ranks, rows_per_rank, dtype=torch.int32) for _ in inputs] for _ in range(2)]
-    inboxes = Inboxes(addresses(values), addresses(marks), lambda: None, (values, marks))
+    inboxes = Inboxes(addresses(values), addresses(marks), lambda kept=(values, marks): None)
     comms = [CountedCollectives(no_group, rank, ranks) for rank in range(ranks)]
     no_stopwatch: Any = None
     with mock.patch.object(symmetric, "connect", lambda inputs: inboxes):
@@ -126,8 +124,8 @@ def test_with_the_search_on_the_gpu_the_host_reads_nothing(monkeypatch: pytest.M
     def refuse(*arguments: Any) -> Any:
         raise AssertionError("the host reads a tensor")
 
-    for module, kernel in ((row_kernels, "list_rows"), (row_kernels, "push_rows"), (merge_kernel, "merge_rows")):
-        monkeypatch.setattr(module, kernel, lambda *arguments, **options: None)
+    for kernel in ("list_rows", "push_rows", "merge_rows"):
+        monkeypatch.setattr(row_kernels, kernel, lambda *arguments, **options: None)
     for reading in ("item", "tolist", "cpu", "numpy", "nonzero", "__int__", "__bool__", "__index__"):
         monkeypatch.setattr(torch.Tensor, reading, refuse)
     for phase in exchange_of_rank_0.phases:
@@ -154,7 +152,8 @@ def test_programs_of_any_size_push_each_row_once(blocks: tuple[int, int]) -> Non
     misplaced = torch.zeros(1, dtype=torch.int32)
     push_rows(
         grad, rows, addresses([values]), addresses([marks]),
-        epoch=torch.tensor([7], dtype=torch.int32), rank=rank, misplaced=misplaced, blocks=blocks,
+        epoch=torch.tensor([7], dtype=torch.int32), rank=rank, misplaced=misplaced,
+        count=torch.tensor([len(rows)], dtype=torch.int32), blocks=blocks,
     )  # fmt: skip
     for owner, (arrived, marked) in enumerate(zip(values, marks, strict=True)):
         mine = [int(row) - owner * rows_per_rank for row in rows if row // rows_per_rank == owner]
@@ -169,5 +168,5 @@ def test_programs_of_any_size_push_each_row_once(blocks: tuple[int, int]) -> Non
 def test_rows_outside_the_table_are_an_error(row: int) -> None:
     every = all_ranks(problem(), 2)
     every[0].search.tokens[0, 0] = row
-    with pytest.raises(MisplacedRow, match="1 tokens have rows that are not of the table"):
+    with pytest.raises(RuntimeError, match="1 tokens have rows that are not of the table"):
         exchange(every)

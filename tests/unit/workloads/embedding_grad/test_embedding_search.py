@@ -7,7 +7,7 @@ from unittest import mock
 
 import torch
 
-from tpbench.workloads.embedding_grad.row_operations.search import PinnedRing
+from tpbench.workloads.embedding_grad.exchanges.search import PinnedRing
 
 
 class LateRing(PinnedRing):

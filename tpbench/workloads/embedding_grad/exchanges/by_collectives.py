@@ -1,15 +1,12 @@
 """Exchanges by collectives: of the whole table, or of touched rows alone, which travel to the ranks that own them."""
 
-import itertools
-
 import torch
 from torch import Tensor
 
 from tpbench.workloads.embedding_grad.exchanges import Exchange, ExchangeContext, Phase
+from tpbench.workloads.embedding_grad.exchanges.row_kernels import merge_rows
+from tpbench.workloads.embedding_grad.exchanges.search import row_finder
 from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
-from tpbench.workloads.embedding_grad.row_operations.merge_kernel import merge_rows, place_rows
-from tpbench.workloads.embedding_grad.row_operations.row_kernels import gather_rows
-from tpbench.workloads.embedding_grad.row_operations.search import MisplacedRow, row_finder
 
 
 class DenseReduceScatter(Exchange):
@@ -46,10 +43,10 @@ class SparseAllToAll(Exchange):
         self.finder = row_finder(inputs)
         self.overwrites = inputs.own_slice
         self.release()
-        shape = (self.comm.world_size, inputs.rows_per_rank)
-        self.table = torch.empty(shape, dtype=torch.int32, device=inputs.device)
-        """By rank and row of this slice, the position of that rank's row among those received."""
-        self.misplaced = torch.zeros(1, dtype=torch.int32, device=inputs.device)
+        size = self.comm.world_size * inputs.rows_per_rank
+        self.positions = torch.empty(size + 1, dtype=torch.int32, device=inputs.device)
+        """By rank and row of this slice, the position of that rank's row among those received, and -1 for no row. The
+        last element is the position of a row of another owner."""
         self.phases = (
             Phase("counts", self.exchange_counts, after="batch", on_host=True),
             Phase("ids", self.prepare_merge, after="forward"),
@@ -67,18 +64,14 @@ class SparseAllToAll(Exchange):
 
     def prepare_merge(self) -> None:
         """Exchange the row numbers, from which follows where the merge finds each row."""
-        rows, rank = self.finder.rows(), self.inputs.rank
-        self.sent_rows = rows[: sum(self.send_counts)]
-        starts = itertools.accumulate(self.receive_counts, initial=0)
-        place_rows(
-            rows[sum(self.send_counts) :],  # own rows come last
-            self.exchanged(self.sent_rows),
-            list(zip(starts, self.receive_counts, strict=False)),
-            rank=rank,
-            first_row=self.inputs.bounds[rank],
-            table=self.table,
-            misplaced=self.misplaced,
-        )
+        rows, rank, size = self.finder.rows(), self.inputs.rank, self.inputs.rows_per_rank
+        self.sent_rows, own_rows = rows.tensor_split([sum(self.send_counts)])  # own rows come last
+        row = torch.cat((self.exchanged(self.sent_rows), own_rows)) - self.inputs.bounds[rank]
+        counts = [*enumerate(self.receive_counts), (rank, len(own_rows))]
+        line = torch.cat([row.new_full((count,), source * size) for source, count in counts])
+        place = torch.where((row >= 0) & (row < size), line + row, len(self.positions) - 1)
+        self.positions.fill_(-1)
+        self.positions[place] = torch.arange(len(row), dtype=torch.int32, device=row.device)
 
     def exchanged(self, sent: Tensor) -> Tensor:
         """Return what this rank receives if each rank sends a line for each of its rows to send."""
@@ -88,9 +81,7 @@ class SparseAllToAll(Exchange):
 
     def gather(self) -> None:
         """Copy the rows to send out of the table."""
-        table, rows = self.inputs.grad, self.sent_rows
-        values = table.new_empty(len(rows), table.shape[1])
-        self.sent_values = gather_rows(table, rows, values) if table.is_cuda else table.index_select(0, rows)
+        self.sent_values = self.inputs.grad.index_select(0, self.sent_rows)
 
     def exchange_values(self) -> None:
         """Receive the rows."""
@@ -99,11 +90,12 @@ class SparseAllToAll(Exchange):
     def merge(self) -> None:
         """Replace this rank's slice by the mean."""
         own, rank, scale = self.inputs.own_slice, self.inputs.rank, 1.0 / self.comm.world_size
-        merge_rows(own, self.received_values, self.table, rank=rank, scale=scale)
+        table = self.positions[:-1].view(self.comm.world_size, -1)
+        merge_rows(own, self.received_values, table, rank=rank, scale=scale)
 
     def result(self) -> Tensor:
-        if misplaced := int(self.misplaced):
-            raise MisplacedRow(f"rank {self.inputs.rank} was sent {misplaced} rows that it does not own")
+        if int(self.positions[-1]) >= 0:
+            raise RuntimeError(f"rank {self.inputs.rank} was sent rows that it does not own")
         return self.inputs.own_slice
 
     def release(self) -> None:

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from tpbench.comm.collectives import on_one_machine
-from tpbench.workloads.embedding_grad.exchanges import Exchange, ExchangeContext, Phase
+from tpbench.workloads.embedding_grad.exchanges import Exchange, ExchangeContext, Phase, row_kernels
+from tpbench.workloads.embedding_grad.exchanges.search import DeviceSearch, Replayed
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
-from tpbench.workloads.embedding_grad.row_operations import merge_kernel, row_kernels
-from tpbench.workloads.embedding_grad.row_operations.search import DeviceSearch, MisplacedRow, Replayed
 
 
 @dataclass(frozen=True)
@@ -32,9 +31,7 @@ class Inboxes:
     """(inboxes, ranks) int64: the addresses of all ranks' marks."""
     barrier: Callable[[], None]
     """Hold back the current stream until the streams of all ranks reach the barrier. Later work sees what the ranks
-    wrote before it."""
-    memory: Any = None
-    """The object that holds the memory."""
+    wrote before it. The function also keeps the memory."""
     gib: float = 0.0
     """Memory of this rank that they take, in GiB."""
 
@@ -50,7 +47,7 @@ def connect(inputs: EmbeddingGradInputs) -> Inboxes:
     shape = ranks - 1, rows_per_rank, inputs.grad.shape[1]
     values = [buffers.next("values", shape, inputs.grad.dtype) for _ in range(2)]
     marks = [buffers.next("marks", (ranks, rows_per_rank), torch.int32) for _ in range(2)]
-    return Inboxes(addresses(values), addresses(marks), buffers.barrier, (buffers, values, marks), buffers.gib)
+    return Inboxes(addresses(values), addresses(marks), buffers.barrier, buffers.gib)
 
 
 def addresses(inboxes: Sequence[Sequence[Tensor]]) -> Tensor:
@@ -92,7 +89,7 @@ class SparseSymmetric(Exchange):
 
     def merge(self) -> None:
         """Merge the rows with this exchange's mark into this rank's slice."""
-        merge_kernel.merge_rows(
+        row_kernels.merge_rows(
             self.inputs.own_slice,
             self.inboxes.values,
             self.inboxes.marks,
@@ -104,7 +101,7 @@ class SparseSymmetric(Exchange):
     def result(self) -> Tensor:
         """Return the slice. Count the bytes that the last exchange sent: during it, only the GPU knew the rows."""
         if misplaced := int(self.search.misplaced):
-            raise MisplacedRow(f"{misplaced} tokens have rows that are not of the table")
+            raise RuntimeError(f"{misplaced} tokens have rows that are not of the table")
         owners = self.search.lists[0, : int(self.search.counts)] // self.inputs.rows_per_rank
         pushed = torch.bincount(owners, minlength=self.comm.world_size).tolist()
         self.comm.reset()

@@ -8,12 +8,8 @@ import torch
 from torch import Tensor
 
 from tpbench.measure import cuda_graph
+from tpbench.workloads.embedding_grad.exchanges import row_kernels
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
-from tpbench.workloads.embedding_grad.row_operations import row_kernels
-
-
-class MisplacedRow(RuntimeError):
-    """Error: a rank has or was sent a row of the wrong owner, or outside the table."""
 
 
 class CpuRowFinder:

@@ -1,1 +1,0 @@
-"""Operations on rows of the table: the search for touched rows, and the gather, push and merge of rows."""
