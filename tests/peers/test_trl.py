@@ -1,0 +1,165 @@
+"""The integration of TRL: its head's function, and trainings with SFT and GRPO, with the released package."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("trl", reason="trl is not installed")
+
+from tests.peers.compared import VOCAB, assert_close, gradients, labels, normal, tiny_model, tiny_tokenizer
+from tests.support.ranks import Rank, run_on_ranks
+from tpbench.integrations import patches
+from tpbench.integrations import trl as integration
+
+HIDDEN, WEIGHT, BIAS = normal(20, 32), normal(VOCAB, 32, seed=1), normal(VOCAB, seed=2)
+TARGETS = labels(20, ignored=0.0)
+UNPATCHED = SimpleNamespace(args=SimpleNamespace())
+
+
+def outputs(hidden: Tensor, weight: Tensor, bias: Tensor | None, *options: Any) -> tuple[Tensor, ...]:
+    """Return what the head's function of the trainers returns now."""
+    from trl.trainer import utils
+
+    return utils._ChunkedLogProbFunction.apply(hidden, weight, bias, TARGETS, *options)
+
+
+def weighted(*arguments: Any) -> Tensor:
+    logprobs, entropy, *_ = outputs(*arguments)
+    rows = torch.linspace(-1, 2, len(logprobs))
+    return (logprobs * rows).sum() + (0 if entropy is None else (entropy * rows.flip(0)).sum())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "options", [(1.0, 64, None, 1.0), (0.7, 64, None, 0.25), (1.0, 64, 5.0, 1.0), (1.0, 64, 5.0, 0.5)], ids=str
+)
+@pytest.mark.parametrize(
+    "names", [("log_probs",), ("log_probs", "entropy", "is_top1"), ("log_probs", "mean_logits")], ids=str
+)
+def test_the_heads_outputs_and_gradients_are_its_own(dtype: torch.dtype, options: Any, names: Any) -> None:
+    tensors = [each.to(dtype) for each in (HIDDEN, WEIGHT, BIAS)]
+
+    def both() -> tuple[Any, ...]:
+        return outputs(*tensors, *options, names), gradients(lambda *x: weighted(*x, *options, names), *tensors)
+
+    theirs = both()
+    with integration.patch(UNPATCHED):
+        ours = both()
+    for one, other in zip(ours[0], theirs[0], strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or one.dtype == other.dtype
+        assert one is None or assert_close(one, other, dtype) is None
+    assert_close(ours[1], theirs[1], dtype)
+
+
+def with_shards(rank: Rank) -> Any:
+    """Return the head's gradients with a weight that the ranks share, and their whole logits' ones."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh(rank.device.type, (rank.world_size,), mesh_dim_names=("tp",))
+    options = (0.7, 64, None, 1.0, ("log_probs", "entropy"))
+    theirs = gradients(lambda *x: weighted(*x, None, *options), HIDDEN, WEIGHT)
+    shard = distribute_tensor(WEIGHT, mesh, [Shard(0)])
+    with integration.patch(UNPATCHED):
+        loss, (hidden, weight) = gradients(lambda *x: weighted(*x, None, *options), HIDDEN, shard)
+    return theirs, (loss, [hidden, weight.full_tensor()]), weight.to_local().shape[0]
+
+
+def test_two_ranks_share_the_head_without_gathering_it() -> None:
+    for theirs, ours, columns in run_on_ranks(2, with_shards):
+        assert_close(ours, theirs)
+        assert columns == VOCAB // 2
+
+
+def logged(
+    trainer: str, folder: Path, patched: bool, columns: Any, options: Any, **others: Any
+) -> dict[str, list[float]]:
+    """Return what ten steps of a trainer log, by name."""
+    import trl
+    from datasets import Dataset
+    from transformers import Qwen3ForCausalLM
+
+    arguments = getattr(trl, f"{trainer}Config")(
+        str(folder), use_cpu=not torch.cuda.is_available(), report_to=[], learning_rate=1e-3, logging_steps=1,
+        bf16=False, max_steps=10, gradient_accumulation_steps=2, **options,
+    )  # fmt: skip
+    tiny_model().save_pretrained(folder)  # the reference model is read from there
+    run = getattr(trl, f"{trainer}Trainer")(
+        Qwen3ForCausalLM.from_pretrained(folder),
+        args=arguments,
+        train_dataset=Dataset.from_dict(columns),
+        processing_class=tiny_tokenizer(),
+        **others,
+    )
+    with integration.patch(run) if patched else contextlib.nullcontext():
+        run.train()
+    steps = [each for each in run.state.log_history if "loss" in each]
+    return {name: [step.get(name, 0.0) for step in steps] for name in steps[0] if "time" not in name}
+
+
+def kept_losses(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return a list that gets the loss of each call: a function's gradient is computed in forward."""
+    losses: list[Any] = []
+
+    def recorded(**settings: Any) -> Any:
+        losses.append(settings["loss"])
+        return patches.linear_loss_of(**settings)
+
+    monkeypatch.setattr(integration, "linear_loss_of", recorded)
+    return losses
+
+
+def compare(tmp_path: Path, *arguments: Any, **others: Any) -> None:
+    theirs, ours = (logged(arguments[0], tmp_path, patched, *arguments[1:], **others) for patched in (False, True))
+    assert theirs.keys() == ours.keys()
+    assert len(theirs["loss"]) == 10 and len(set(theirs["loss"])) > 5
+    for name, values in theirs.items():
+        assert torch.allclose(torch.tensor(ours[name]), torch.tensor(values), rtol=1e-4, atol=1e-5, equal_nan=True), (
+            name
+        )
+
+
+@pytest.mark.parametrize("loss_type", ["nll", "dft"])
+def test_ten_steps_of_sft_log_its_losses_entropies_and_accuracies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss_type: str
+) -> None:
+    losses = kept_losses(monkeypatch)
+    words = [labels(12, ignored=0, seed=seed % 4).tolist() for seed in range(40)]
+    masks = [[0] * (3 + seed % 4) + [1] * (9 - seed % 4) for seed in range(40)]
+    options = {"per_device_train_batch_size": 2, "loss_type": loss_type}
+    compare(tmp_path, "SFT", {"input_ids": words, "completion_mask": masks}, options)
+    assert (losses[0] == "logprob") == (loss_type == "dft")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"loss_type": "grpo", "beta": 0.1},
+        {"loss_type": "bnpo", "beta": 0.1, "use_bias_correction_kl": False},
+        {"loss_type": "dr_grpo", "delta": 1.5},
+        {"loss_type": "dapo", "num_iterations": 2},
+        {"loss_type": "cispo", "epsilon_high": 5.0},
+        {"importance_sampling_level": "sequence"},
+    ],
+    ids=str,
+)
+def test_ten_steps_of_grpo_log_its_losses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    losses = kept_losses(monkeypatch)
+    sizes = {"per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 6, "temperature": 0.8}
+    prompts = [f"{seed} {seed + 1} {seed + 2}" for seed in range(40)]
+
+    def even(completions: list[str], **_: Any) -> list[float]:
+        return [sum(int(word) % 2 == 0 for word in text.split() if word.isdigit()) for text in completions]
+
+    compare(tmp_path, "GRPO", {"prompt": prompts}, sizes | options, reward_funcs=even)
+    assert any(map(callable, losses)) == ("loss_type" in options)
