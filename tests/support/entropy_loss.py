@@ -10,7 +10,7 @@ import torch
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tpbench import packages
 from tpbench.kernels import LOSSES as LOSSES
-from tpbench.measure.session import Context
+from tpbench.measure.session import Context, Verdict
 from tpbench.workloads import Workload
 from tpbench.workloads.entropy_loss import EntropyLoss
 from tpbench.workloads.entropy_loss.bench import Oracle, inputs
@@ -44,6 +44,10 @@ def alone(cell: EntropyLoss) -> Shard:
     return inputs(cell, context())
 
 
+def _errors(verdict: Verdict) -> dict[str, Any]:
+    return {name: value for name, value in verdict.columns.items() if name.endswith("_error")}
+
+
 def check_variant(workload: Workload, name: str, tp_size: int, cells: Sequence[Any], run: Callable[..., Any]) -> None:
     """Check that ranks agree on a right verdict of each problem, or skip the test. run: (rank or None, name)."""
     variant = workload.variants[name]
@@ -58,7 +62,8 @@ def check_variant(workload: Workload, name: str, tp_size: int, cells: Sequence[A
         cell, verdict = each[0]
         assert verdict.wrong is None, (cell, verdict)
         assert verdict.columns["loss_identical"], cell
-        assert all(verdict == other for _, other in each), cell
+        # Kernels of shards of different widths may differ in their blocks, so these columns aren't compared.
+        assert all(verdict.wrong == other.wrong and _errors(verdict) == _errors(other) for _, other in each), cell
 
 
 def trace_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,7 @@ class Step(Generic[OutputT]):
     bytes_communicated: int | Callable[[], int] = 0
     """Bytes that this rank sends in an iteration. A function if only an iteration shows the number."""
     columns: Callable[[], Mapping[str, Any]] = dict
-    """Return further columns of the row, after an iteration. They are equal on every rank."""
+    """Return further columns of the row, after an iteration. A row has those of rank 0."""
     restore: Callable[[], object] | None = None
     """Restore what an iteration changes, such as overwritten inputs. Its time counts as a part of the step only for a
     variant from outside this package."""

@@ -126,7 +126,8 @@ def fault(workload: Workload, case: str) -> None:
 WRONG = {
     "one row": r"^output_error [\d.]+ is above 0\.0156 \(bfloat16\): "
     r"rank 1: 2 of 384 elements of y differ, most at \[3, [56]\]: expected \S+, got \S+$",
-    "later": r"^the last iteration of the wall clock, after a correct first one: .* most at \[0, \d+\]: ",
+    "later": r"^the last iteration of the wall clock, after a correct first one: "
+    r".* (most at \[0, \d+\]: |column \d+ of y)",
     "unwritten": r"rank 0: 384 of 384 elements .* got nan \(nan: computed, or memory that was never written\)$",
     "overwritten": "^mine overwrites its inputs",
     "overwritten unseen": "^mine overwrites its inputs",
