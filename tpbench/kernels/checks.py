@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -25,40 +24,39 @@ LINEAR_INPUTS = ("hidden", "weight", "bias")
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 TOP_LOSSES = ("soft_cross_entropy", "forward_kl", "reverse_kl")
 """The losses whose target may be a teacher's top k."""
-CLIP = (0.2, 0.2)
-"""The clip unless a call gives one."""
 MAX_TOP_K = 1024
-MAX_BLOCK = 65536
-MAX_COLUMNS = 2**31 - 1
-"""Columns are int32 in the kernels."""
-FP32_MAX = torch.finfo(torch.float32).max
-_NUMBERS = [(option.name, option.default, dict(option.metadata)) for option in fields(Options) if option.metadata]
-"""The names, defaults and declarations of the options that are numbers."""
 
 
-def choice(name: str, value: object, *valid: str) -> None:
+def choice(name: str, value: object, *valid: object) -> None:
     """ValueError unless `value` is one of `valid`."""
-    if not (isinstance(value, str) and value in valid):
-        raise ValueError(f"{name} must be one of {', '.join(valid)}; got {value!r}")
+    if not isinstance(value, (str, bool)) or value not in valid:
+        raise ValueError(f"{name} must be one of {', '.join(map(str, valid))}; got {value!r}")
 
 
-def number(name: str, value: object, *, low: float = 0.0, positive: bool = False, high: float = math.inf) -> None:
-    """TypeError unless a plain number; ValueError unless finite in fp32, >= `low` (`positive`: > 0) and <= `high`."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        advice = f": pass float({name})" if hasattr(value, "__float__") and not isinstance(value, bool) else ""
-        raise TypeError(f"{name} must be an int or a float of Python, got {type(value).__name__}{advice}")
-    if not -FP32_MAX <= value <= FP32_MAX or value < low or value > high or (positive and value == 0):
-        limits = " and greater than 0" if positive else f" and at least {low:g}" if low > -math.inf else ""
-        limits += "" if high == math.inf else f" and at most {high:g}"
-        raise ValueError(f"{name} must be finite in float32{limits}; got {value}")
+def number(
+    name: str,
+    value: Any,
+    kind: type[float] = float,
+    low: float | None = 0.0,
+    high: float | None = None,
+    open_low: bool = False,
+) -> None:
+    """TypeError unless an int or a number of `kind`. ValueError unless finite in fp32 and from `low` to `high`.
 
-
-def whole(name: str, value: object, low: int = -(2**63), high: int = 2**63 - 1) -> None:
-    """TypeError unless an int; ValueError below `low` and above `high`."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
-    if not low <= value <= high:
-        raise ValueError(f"{name} must be at {f'least {low}' if value < low else f'most {high}'}, got {value}")
+    open_low: it must be greater than `low`.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, kind)):
+        advice = (
+            f": pass {kind.__name__}({name})" if hasattr(value, "__float__") and not isinstance(value, bool) else ""
+        )
+        kinds = "an int" if kind is int else "an int or a float of Python"
+        raise TypeError(f"{name} must be {kinds}, got {type(value).__name__}{advice}")
+    largest = torch.finfo(torch.float32).max if kind is float else 2**63 - 1
+    is_low = low is not None and (value < low or (open_low and value == low))
+    if not -largest <= value <= largest or is_low or (high is not None and value > high):
+        limits = "" if low is None else f" and {'greater than' if open_low else 'at least'} {low}"
+        limits += "" if high is None else f" and at most {high}"
+        raise ValueError(f"{name} must be finite in {'float32' if kind is float else 'int64'}{limits}; got {value}")
 
 
 def options(given: Options) -> None:
@@ -66,57 +64,50 @@ def options(given: Options) -> None:
     loss, group, algorithm, exchange = given.loss, given.group, given.algorithm, given.exchange
     if loss not in KERNEL_LOSSES:
         raise ValueError(f"loss must be one of {', '.join(KERNEL_LOSSES)} or a function; got {loss!r}")
-    choice("reduction", given.reduction, "mean", "sum", "none")
-    choice("exchange", exchange, "auto", "nccl", "symmetric")
-    choice("algorithm", algorithm, "auto", "two_reads", "two_kernels", "one_read")
     if group is not None and not isinstance(group, dist.ProcessGroup):
         raise TypeError(f"group must be a torch.distributed process group that this rank is in, or None; got {group!r}")
-    whole("ignore_index", given.ignore_index)
-    if given.vocab_start is not None:
-        whole("vocab_start", given.vocab_start, 0, MAX_COLUMNS)
-    if given.vocab_size is not None:
-        whole("vocab_size", given.vocab_size, 1, MAX_COLUMNS)
-    if (cap := given.block_cap) != "auto":
-        whole("block_cap", cap)
-        if not 16 <= cap <= MAX_BLOCK or cap & (cap - 1):
-            raise ValueError(f"block_cap must be 'auto' or a power of two from 16 to {MAX_BLOCK}, got {cap}")
-    for name, default, declared in _NUMBERS:
-        value = getattr(given, name)
-        if name == "temperature" and isinstance(value, Tensor):
-            if loss not in ("logprob", "policy"):
-                raise TypeError(f"temperature must be a number for loss={loss!r}; it is a tensor for those of log p")
-            continue
-        if value is not None or default is not None:
-            number(name, value, **declared["limits"])
-        if value != default and loss not in declared["losses"]:
-            raise ValueError(
-                f"{name} {declared['role']}: it must be {default:g} for loss={given.shown_loss}, got {value}"
-            )
-    if not isinstance(given.temperature, Tensor) and given.logits_scale > LARGEST_SCALE * given.temperature:
-        least = given.logits_scale / LARGEST_SCALE
-        raise ValueError(
-            f"temperature must be at least {least:g}, a millionth of logits_scale; got {given.temperature}"
-        )
-    if given.correct and loss not in LABEL_LOSSES:
-        raise ValueError(f"correct needs labels: it must be False for loss={loss!r}")
-    if loss == "jsd" and given.beta >= 1.0:
-        raise ValueError(f"beta must be less than 1 for loss='jsd', which is 0 for beta=0 and beta=1: {given.beta}")
     if not isinstance(given.clip, (tuple, list)) or len(given.clip) != 2:
         raise TypeError(f"clip must be two numbers, how far the ratio may fall below 1 and rise above: {given.clip!r}")
-    for limit in given.clip:
-        number("clip", limit)
-    if loss != "policy" and tuple(given.clip) != CLIP:
-        raise ValueError(f"clip belongs to loss='policy': it must be {CLIP} for loss={given.shown_loss}")
-    if group is None or group.size() == 1:
-        return
-    if algorithm == "two_reads":
+    for option in fields(Options):
+        if option.metadata:
+            _option(option.name, getattr(given, option.name), option.default, given, **option.metadata)
+    if (cap := given.block_cap) != "auto" and cap & (cap - 1):
+        raise ValueError(f"block_cap must be 'auto' or a power of two, got {cap}")
+    if not isinstance(given.temperature, Tensor) and given.logits_scale > LARGEST_SCALE * given.temperature:
+        least = given.logits_scale / LARGEST_SCALE
+        raise ValueError(f"temperature must be at least {least:g}, 1e-6 * logits_scale; got {given.temperature}")
+    if loss == "jsd" and given.beta >= 1.0:
+        raise ValueError(f"beta must be less than 1 for loss='jsd', which is 0 for beta=0 and beta=1: {given.beta}")
+    several = group is not None and group.size() > 1
+    if algorithm == "two_reads" and (several or loss == "jsd"):
         raise ValueError(
-            "algorithm='two_reads' makes loss and gradient in one kernel, on one rank: over ranks the exchange lies "
-            "between them; use 'two_kernels', 'one_read' or 'auto'"
+            "algorithm='two_reads' makes loss and gradient in one kernel, on one rank, and not for loss='jsd': use "
+            "'two_kernels', 'one_read' or 'auto'"
         )
+    if given.objective is not None and (algorithm not in ("auto", "two_kernels") or exchange == "symmetric"):
+        needs = f"loss={given.shown_loss} needs algorithm='two_kernels' or 'auto'"
+        raise ValueError(f"{needs}, and exchange='nccl' or 'auto'")
     needed = {"two_kernels": "nccl", "one_read": "symmetric"}.get(algorithm, exchange)
-    if exchange not in ("auto", needed):
+    if several and exchange not in ("auto", needed):
         raise ValueError(f"algorithm={algorithm!r} over ranks is exchange={needed!r}, got exchange={exchange!r}")
+
+
+def _option(
+    name: str, value: Any, default: Any, given: Options, role: str, losses: Sequence[str],
+    choices: Sequence[object] = (), **limits: Any,
+) -> None:  # fmt: skip
+    """Raise unless an option fits its declaration (see `row_loss.declare`)."""
+    if isinstance(value, Tensor):
+        if given.loss not in ("logprob", "policy"):
+            raise TypeError(f"{name} must be a number for loss={given.loss!r}; it is a tensor for those of log p")
+        return
+    if choices:
+        choice(name, value, *choices)
+    elif value != "auto" and (value is not None or default is not None):
+        for each in value if isinstance(default, tuple) else (value,):
+            number(name, each, **limits)
+    if given.loss not in losses and (tuple(value) if isinstance(default, tuple) else value) != default:
+        raise ValueError(f"{name} {role}: it must be {default} for loss={given.shown_loss}, got {value}")
 
 
 def tensor(
@@ -141,12 +132,6 @@ def tensor(
         raise ValueError(f"{name} must be on {device}, got {value.device}")
     if value.is_neg():
         raise ValueError(f"{name} must not be a negative view, as of a conjugate: call resolve_neg() on it")
-
-
-def workspace(gib: Any) -> None:
-    """Raise unless `gib` is "auto" or a positive number."""
-    if gib != "auto":
-        number("workspace_gib", gib, positive=True)
 
 
 def first_derivative() -> None:
@@ -204,50 +189,42 @@ def _target(value: Any, given: Options, rows: int, columns: int, device: torch.d
         tensor("target", value, (rows, columns), FLOATS, device)
 
 
-def row_tensors(given: Options, inputs: RowInputs, rows: int, device: torch.device) -> None:
-    """Raise unless each tensor of rows is None or contiguous, of shape (rows,), and one of the loss."""
-    named = {name: value for name, value in inputs._asdict().items() if value is not None}
-    for name, value in named.items():
+def rows(given: Options, arguments: Mapping[str, Any], rows: int, device: torch.device) -> RowInputs:
+    """Return the tensors of rows that kernels receive. Raise unless all that a call has for its rows is valid.
+
+    Collective if a function is the loss (see `objective.agree`).
+    """
+    temperature = given.temperature if isinstance(given.temperature, Tensor) else None
+    inputs = RowInputs(**{name: arguments.get(name) for name in RowInputs._fields if name != "row_temperature"})
+    inputs = inputs._replace(row_temperature=temperature)
+    for name, value in inputs._asdict().items():
         name = "temperature" if name == "row_temperature" else name
-        tensor(name, value, (rows,), (torch.float32,), device)
-        if not value.is_contiguous():
-            raise ValueError(f"{name} must be contiguous, got stride {value.stride()}")
-        if name in POLICY_TENSORS and given.loss != "policy":
+        if value is not None:
+            tensor(name, value, (rows,), (torch.float32,), device)
+            if not value.is_contiguous():
+                raise ValueError(f"{name} must be contiguous, got stride {value.stride()}")
+        if value is not None and name in POLICY_TENSORS and given.loss != "policy":
             where = "" if given.objective is None else ". A function gets its tensors of rows by row_inputs"
             raise ValueError(f"{name} belongs to loss='policy': it must be None for loss={given.shown_loss}{where}")
-    if "entropy_grad" in named and not (given.entropy or given.entropy_weight):
+        needed = name in ("old_logprobs", "advantages") or (name == "ref_logprobs" and given.kl_weight)
+        if value is None and needed and given.loss == "policy":
+            raise TypeError(f"{name} must be a tensor for loss='policy'{' with kl_weight' * (name[0] == 'r')}")
+    if inputs.entropy_grad is not None and not (given.entropy or given.entropy_weight):
         raise ValueError("entropy_grad needs entropy=True")
-    if given.loss == "policy":
-        for name in ("old_logprobs", "advantages", *(["ref_logprobs"] if given.kl_weight else [])):
-            if name not in named:
-                raise TypeError(f"{name} must be a tensor for loss='policy'{' with kl_weight' * (name[0] == 'r')}")
-    one_pass = given.algorithm not in ("auto", "two_kernels") or given.exchange == "symmetric"
-    if one_pass and given.objective is not None:
-        needs = f"loss={given.shown_loss} needs algorithm='two_kernels' or 'auto'"
-        raise ValueError(f"{needs}, and exchange='nccl' or 'auto'")
-    if given.loss == "jsd" and given.algorithm == "two_reads":
-        raise ValueError("loss='jsd' needs algorithm='two_kernels', 'one_read' or 'auto'")
-
-
-def divisor(given: Options, value: Any, device: torch.device) -> None:
-    """Raise unless `value` is None, or a number or a tensor on the device that divides the sum of losses."""
-    if value is None:
-        return
-    if given.reduction != "sum":
+    divisor = arguments["divisor"]
+    if divisor is not None and given.reduction != "sum":
         raise ValueError(f"divisor divides a sum: it needs reduction='sum', got {given.reduction!r}")
-    if isinstance(value, Tensor):
-        tensor("divisor", value, (), (*FLOATS, torch.float64, torch.int32, torch.int64), device)
-    else:
-        number("divisor", value, positive=True)
-
-
-def objective(given: Options, row_inputs: Any, lengths: Any, rows: int, device: torch.device) -> None:
-    """Raise unless the tensors of rows fit a function as the loss. A named loss has none. See `objective.agree`."""
+    if isinstance(divisor, Tensor):
+        tensor("divisor", divisor, (), (*FLOATS, torch.float64, torch.int32, torch.int64), device)
+    elif divisor is not None:
+        number("divisor", divisor, open_low=True)
     if given.objective is not None:
-        agree(given.objective, row_inputs or {}, rows, lengths, device, given.group)
-    for name, value in {"row_inputs": row_inputs, "sequence_lengths": lengths}.items():
-        if value is not None and given.objective is None:
+        lengths = arguments["sequence_lengths"]
+        agree(given.objective, arguments["row_inputs"] or {}, rows, lengths, device, given.group)
+    for name in ("row_inputs", "sequence_lengths"):
+        if arguments[name] is not None and given.objective is None:
             raise ValueError(f"{name} must be None for loss={given.loss!r}: it is for a function as the loss")
+    return inputs
 
 
 def _runnable(name: str, value: Tensor) -> None:
@@ -271,9 +248,9 @@ def _share_memory(a: Tensor, b: Tensor) -> bool:
     Tensors with gaps may be separate parts of one tensor, for example halves of its columns.
     """
     start_a, start_b = a.data_ptr(), b.data_ptr()
-    if not a.numel() or start_a == start_b or not (a.is_contiguous() and b.is_contiguous()):
+    if not (a.is_contiguous() and b.is_contiguous()):
         return a.numel() > 0 and start_a == start_b
-    return start_a < start_b + b.numel() * b.itemsize and start_b < start_a + a.numel() * a.itemsize
+    return a.numel() > 0 and start_a < start_b + b.nbytes and start_b < start_a + a.nbytes
 
 
 def entropy_tensors(logits: Any, target: Any, given: Options, grad: Any) -> None:
@@ -287,16 +264,15 @@ def entropy_tensors(logits: Any, target: Any, given: Options, grad: Any) -> None
     _runnable("logits", logits)
     if isinstance(grad, Tensor):
         tensor("grad", grad, logits.shape, FLOATS, logits.device)
-        name, written = "grad", grad
+        _writable("grad", grad)
+        if _share_memory(grad, logits):
+            raise ValueError("grad must not share the logits' memory; to write over the logits say grad='in_place'")
+        overwritten("grad", grad, target)
     else:
         choice("grad", grad, "new", "in_place", "none")
-        name, written = "logits", logits
-        if grad != "in_place":
-            return
-    _writable(name, written)
-    if name == "grad" and _share_memory(written, logits):
-        raise ValueError("grad must not share the logits' memory; to write over the logits say grad='in_place'")
-    overwritten(name, written, target)
+        if grad == "in_place":
+            _writable("logits", logits)
+            overwritten("logits", logits, target)
 
 
 def overwritten(name: str, written: Tensor, target: Tensor | TopK) -> None:

@@ -94,7 +94,7 @@ def _entropy_loss_gradient(token: Tensor, upstream: Tensor, rows: int, columns: 
     """Return the gradient of a token, (rows, columns), times the upstream gradient."""
     gradient = token.new_empty(0).set_(token.untyped_storage(), 0, (rows, columns), (columns, 1))
     token.set_()  # type: ignore[call-overload]
-    scale_rows(gradient, upstream, _module(settings).stored_scale(rows, gradient.dtype))
+    scale_rows(gradient, upstream, _module(settings).options.stored_scale(rows, gradient.dtype))
     return gradient
 
 

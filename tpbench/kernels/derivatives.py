@@ -72,7 +72,7 @@ class GradientsInBackward(torch.autograd.Function):
         result = result_of(False, target, named, hidden, weight, bias)
         keep(result)
         ctx.rows = len(result.row_loss)
-        return result.loss if result.entropy is None else (result.loss, result.entropy)
+        return (result.loss, result.entropy) if named.get("entropy") else result.loss
 
     @staticmethod
     @outside_of_graphs

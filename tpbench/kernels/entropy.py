@@ -51,7 +51,7 @@ def entropy_loss(
     entropy_grad: Tensor | None = None,
     old_logprobs: Tensor | None = None,
     advantages: Tensor | None = None,
-    clip: tuple[float, float] = checks.CLIP,
+    clip: tuple[float, float] = (0.2, 0.2),
     ref_logprobs: Tensor | None = None,
     kl_weight: float = 0.0,
     entropy_weight: float = 0.0,
@@ -177,13 +177,10 @@ def entropy_loss(
     """
     arguments = locals()  # before any other variable exists
     options = Options.of_arguments(arguments)
-    inputs = options.row_inputs(arguments)
     checks.options(options)
     checks.entropy_tensors(logits, target, options, grad)
     n_rows, device = len(logits), logits.device
-    checks.row_tensors(options, inputs, n_rows, device)
-    checks.divisor(options, divisor, device)
-    checks.objective(options, row_inputs, sequence_lengths, n_rows, device)
+    inputs = checks.rows(options, arguments, n_rows, device)
 
     logits = logits.detach()
     loss_of_row = RowLoss.of_call(options, logits.shape[1], device, "logits", target)

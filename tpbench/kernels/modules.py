@@ -17,7 +17,7 @@ from tpbench.kernels.derivatives import GradientsInBackward, GradientsInForward,
 from tpbench.kernels.entropy import EntropyLossResult, entropy_loss
 from tpbench.kernels.linear.function import linear_entropy_loss
 from tpbench.kernels.repeated_call import PLAIN, RepeatedCall, form_of, is_repeatable
-from tpbench.kernels.row_loss import LossResult, Options, TopK, Vocabulary, fp16_gradient_scale
+from tpbench.kernels.row_loss import LossResult, Options, TopK, Vocabulary
 
 _OF_EVERY_LOSS = ("row_weight", "temperature", "divisor", "sequence_lengths")
 """What a call may have beside its target and the tensors of rows of its loss."""
@@ -222,7 +222,7 @@ class EntropyLoss(_LossModule):
         named = self.arguments(rows)
         named["grad"] = "none" if not learns else "in_place" if self.in_place else "new"
         if learns:
-            named["grad_scale"] = self.options.grad_scale * self.stored_scale(len(logits), logits.dtype)
+            named["grad_scale"] = self.options.grad_scale * self.options.stored_scale(len(logits), logits.dtype)
         result = entropy_loss(logits, target, **named)
         if form_of_call is not None and is_repeatable(result, target, **named):
             self.remembered[form_of_call] = RepeatedCall(result, named)
@@ -233,15 +233,7 @@ class EntropyLoss(_LossModule):
     ) -> tuple[Tensor, tuple[Tensor | None], float]:
         result = call(logits, target, rows)
         self.keep(result)
-        return result.loss, (result.grad,), self.stored_scale(len(logits), logits.dtype)
-
-    def stored_scale(self, rows: int, dtype: torch.dtype) -> float:
-        """Return the factor that the gradient contains in memory."""
-        options = self.options
-        if dtype != torch.float16 or options.reduction != "mean":
-            return 1.0
-        loss = options.loss if options.objective is None else "policy"
-        return fp16_gradient_scale(rows, loss, options.grad_scale, options.logits_scale)
+        return result.loss, (result.grad,), self.options.stored_scale(len(logits), logits.dtype)
 
 
 class LinearEntropyLoss(_LossModule):
@@ -267,7 +259,6 @@ class LinearEntropyLoss(_LossModule):
         if settings.get("loss") == "logprob":
             settings = {"reduction": "none", "entropy": True, **settings}
         super().__init__(linear_entropy_loss, {"bias", "grad", "weight_grad"}, settings)
-        checks.workspace(settings.get("workspace_gib", "auto"))
 
     @outside_of_graphs
     def forward(
@@ -298,7 +289,7 @@ class LinearEntropyLoss(_LossModule):
             if not any(map(_learns, inputs.values())):
                 result = result_of(False, *others, hidden, weight, bias)
                 self.keep(result)
-                return result.loss if result.entropy is None else (result.loss, result.entropy)
+                return (result.loss, cast("Tensor", result.entropy)) if self.options.entropy else result.loss
             if recompute:
                 return GradientsInBackward.apply(self.keep, others, hidden, weight, bias)
             return GradientsInForward.apply(functools.partial(self._with_gradients, *others), hidden, weight, bias)

@@ -159,19 +159,19 @@ class Vocabulary:
         return cls(first, total if size is None else size, columns, widest, world_size, rank)
 
 
-def _number(default: float | None, role: str = "", losses: Sequence[str] = KERNEL_LOSSES, **limits: Any) -> Any:
-    """Declare an option that is a number: its default, and limits by the arguments of `checks.number`.
-
-    role: what the option does for `losses`. The other losses need the default.
-    """
-    return field(default=default, metadata={"role": role, "losses": losses, "limits": limits})
-
-
+LARGEST_SCALE = 1e6
+"""Largest factor on logits. With it logits up to 1000 have exponents whose rounding stays in the range of fp32."""
+MAX_COLUMNS = 2**31 - 1
+"""Columns are int32 in the kernels."""
 _EXCEPT = {name: tuple(loss for loss in KERNEL_LOSSES if loss != name) for name in ("cross_entropy", "logprob")}
 
 
-LARGEST_SCALE = 1e6
-"""Largest factor on logits. With it logits up to 1000 have exponents whose rounding stays in the range of fp32."""
+def declare(default: Any, role: str = "", losses: Sequence[str] = KERNEL_LOSSES, **valid: Any) -> Any:
+    """Declare an option: its default, and what is valid: `choices`, or the limits of `checks.number`.
+
+    role: what the option does for `losses`. The other losses need the default.
+    """
+    return field(default=default, metadata={"role": role, "losses": losses, **valid})
 
 
 @dataclass
@@ -183,27 +183,28 @@ class Options:
 
     loss: str
     group: dist.ProcessGroup | None
-    vocab_start: int | None
-    vocab_size: int | None
-    reduction: str
-    ignore_index: int
-    block_cap: int | Literal["auto"]
-    exchange: str
-    clip: tuple[float, float]
     entropy: bool
-    correct: bool
-    algorithm: str = "auto"
+    block_cap: int | Literal["auto"] = declare("auto", kind=int, low=16, high=65536)
+    workspace_gib: float | Literal["auto"] = declare("auto", open_low=True)
+    vocab_start: int | None = declare(None, kind=int, low=0, high=MAX_COLUMNS)
+    vocab_size: int | None = declare(None, kind=int, low=1, high=MAX_COLUMNS)
+    reduction: str = declare("mean", choices=("mean", "sum", "none"))
+    ignore_index: int = declare(-100, kind=int, low=None)
+    exchange: str = declare("auto", choices=("auto", "nccl", "symmetric"))
+    algorithm: str = declare("auto", choices=("auto", "two_reads", "two_kernels", "one_read"))
     objective: Objective | None = None
     """The function that was given as the loss. It is one of log-probabilities: `loss` is "logprob" then."""
-    logits_scale: float = _number(1.0, positive=True, high=LARGEST_SCALE)
-    temperature: float | Tensor = _number(1.0, "softens target logits", _EXCEPT["cross_entropy"], positive=True)
-    label_smoothing: float = _number(0.0, "smooths labels", ("cross_entropy",), high=1.0)
-    z_loss: float = _number(0.0, "is a term of a loss", _EXCEPT["logprob"])
-    softcap: float | None = _number(None, positive=True)
-    grad_scale: float = _number(1.0, low=-math.inf)
-    kl_weight: float = _number(0.0, "is a term of loss='policy'", ("policy",), low=-math.inf)
-    entropy_weight: float = _number(0.0, "is a term of loss='policy'", ("policy",), low=-math.inf)
-    beta: float = _number(0.5, "is the target's weight in the mixture of loss='jsd'", ("jsd",), positive=True)
+    logits_scale: float = declare(1.0, open_low=True, high=LARGEST_SCALE)
+    temperature: float | Tensor = declare(1.0, "softens target logits", _EXCEPT["cross_entropy"], open_low=True)
+    label_smoothing: float = declare(0.0, "smooths labels", ("cross_entropy",), high=1.0)
+    z_loss: float = declare(0.0, "is a term of a loss", _EXCEPT["logprob"])
+    softcap: float | None = declare(None, open_low=True)
+    correct: bool = declare(False, "needs labels", LABEL_LOSSES, choices=(False, True))
+    grad_scale: float = declare(1.0, low=None)
+    clip: tuple[float, float] = declare((0.2, 0.2), "belongs to loss='policy'", ("policy",))
+    kl_weight: float = declare(0.0, "is a term of loss='policy'", ("policy",), low=None)
+    entropy_weight: float = declare(0.0, "is a term of loss='policy'", ("policy",), low=None)
+    beta: float = declare(0.5, "is the target's weight in the mixture of loss='jsd'", ("jsd",), open_low=True)
 
     @classmethod
     def of_arguments(cls, arguments: Mapping[str, Any]) -> Options:
@@ -213,11 +214,19 @@ class Options:
             options |= {"objective": Objective.of(options["loss"]), "loss": "logprob"}
         return cls(**options)
 
-    def row_inputs(self, arguments: Mapping[str, Any]) -> RowInputs:
-        """Return the tensors of rows that kernels receive, among the arguments of a function by name."""
-        values = {name: arguments.get(name) for name in RowInputs._fields}
-        values["row_temperature"] = self.temperature if isinstance(self.temperature, Tensor) else None
-        return RowInputs(**values)
+    def stored_scale(self, rows: int, dtype: torch.dtype) -> float:
+        """Return the factor that a gradient of a mean over `rows` rows contains in memory: for fp16 a power of two.
+
+        The division by the rows would round small gradients to zero (Micikevicius et al. 2018, arXiv:1710.03740,
+        section 3.2), so the factor is near the number of rows. It is smaller if other factors already increase the
+        gradient, and for functions and the policy loss, whose ratios and advantages the host does not know. It leaves
+        room even if one row of many counts.
+        """
+        if dtype != torch.float16 or self.reduction != "mean":
+            return 1.0
+        unknown = 16.0 if self.loss == "policy" or self.objective is not None else 1.0
+        increase = max(abs(self.grad_scale * self.logits_scale) * unknown, 1.0)
+        return float(2 ** max(0, math.floor(math.log2(max(min(rows, 2**14) / increase, 1.0)))))
 
     @property
     def shown_loss(self) -> str:
@@ -376,14 +385,3 @@ class Rows:
         return replace(
             self, inputs=inputs, objective=objective, total=None, mean=1.0, count=False, inverse_count=None
         )  # fmt: skip
-
-
-def fp16_gradient_scale(rows: int, loss: str, *factors: float) -> float:
-    """Return the power of two that an fp16 gradient of the mean over `rows` rows is multiplied by while it is stored.
-
-    The division by the rows would round small gradients to zero (Micikevicius et al. 2018, arXiv:1710.03740, section
-    3.2), so the scale is near the number of rows. It is smaller if `factors` already increase the gradient, and for the
-    policy loss, whose ratios and advantages the host does not know. It leaves room even if one row of many counts.
-    """
-    increase = max(abs(math.prod(factors)) * (16.0 if loss == "policy" else 1.0), 1.0)
-    return float(2 ** max(0, math.floor(math.log2(max(min(rows, 2**14) / increase, 1.0)))))

@@ -1,4 +1,4 @@
-"""The rows of a linear loss in chunks, the hidden states of chunks across ranks, and products of matrices.
+"""The rows of a linear loss in chunks, the logits of a chunk, sums over ranks, and products of matrices.
 
 A collective starts behind the product that makes its data, and runs beside the products after it. `wait` must be called
 before the kernels of a loss start. Those may occupy the whole GPU until all ranks answer, and a collective that has
@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.kernels.distributed import all_gather, reduce_scatter
+from tpbench.kernels.row_loss import TopTarget
 
 AUTO_GIB = 0.5
 """Workspace for workspace_gib="auto": 4096 rows of a vocabulary of 131,072 over two ranks, in bf16. With fewer rows the
@@ -60,8 +61,10 @@ class Chunks:
         rows = self[index]
         return slice(rows.start // self.shards, rows.stop // self.shards)
 
-    def take(self, values: Tensor, index: int) -> Tensor:
-        """Return a chunk of a tensor of all rows: a view if ranks do not share rows, else contiguous, in rank order."""
+    def take(self, values: Any, index: int) -> Any:
+        """Return a chunk of a tensor of all rows, or of each of a `TopTarget`, in rank order."""
+        if isinstance(values, TopTarget):
+            return TopTarget(*[self.take(of_rows, index) for of_rows in values])
         if self.shards == 1:
             return values[self[index]]
         return self._by_rank(values)[:, self.part(index)].flatten(0, 1).contiguous()
@@ -70,7 +73,6 @@ class Chunks:
         """Return a tensor of all rows, or None, in the order of chunks, contiguous."""
         if values is None or self.shards == 1 or not self.rows:
             return values if values is None else values.contiguous()
-        values = values.contiguous()
         return torch.cat([self.take(values, index) for index in range(len(self))])
 
     def in_rows(self, values: Any) -> Any:
@@ -120,16 +122,21 @@ def _whole_sequences(lengths: Sequence[int], allowed: int) -> Chunks:
     return Chunks(tuple(ends), 1, tuple(map(tuple, chunks)))
 
 
-class HiddenStates:
-    """The hidden states of chunks, and the sums of their gradients over ranks.
+class ChunkLogits:
+    """The logits hidden @ weight.T + bias of one chunk at a time, in memory that all chunks share.
 
-    If ranks share rows, chunks are gathered, and their gradients reduce-scattered. Else each rank has all rows, and
-    gradients are all-reduced.
+    If ranks share rows, the hidden states of chunks are gathered, and their gradients reduce-scattered. Else each rank
+    has all rows, and gradients are all-reduced.
     """
 
-    def __init__(self, hidden: Tensor, grad: Tensor | None, group: dist.ProcessGroup | None, chunks: Chunks) -> None:
+    def __init__(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, grad: Tensor | None,
+        group: dist.ProcessGroup | None, chunks: Chunks,
+    ) -> None:  # fmt: skip
         """`grad`: the memory for the gradient of `hidden`, summed over ranks."""
-        self.hidden, self.grad, self.group, self.chunks = hidden, grad, group, chunks
+        self.hidden, self.weight, self.bias, self.grad = hidden, weight, bias, grad
+        self.group, self.chunks = group, chunks
+        self.memory = weight.new_empty((chunks.most, len(weight)))
         self.world_size = 1 if group is None else group.size()
         self.pending: list[Any] = []
         self.moved = 0
@@ -145,12 +152,19 @@ class HiddenStates:
         """Bytes that this rank sent: each of its parts to every peer, for each gather or scatter."""
         return self.moved * (self.world_size - 1) // self.world_size
 
-    def chunk(self, index: int) -> Tensor:
-        """Return the hidden states of a chunk, (rows of the chunk, h)."""
+    def compute(self, index: int) -> tuple[Tensor, Tensor]:
+        """Queue the product of a chunk. Return its hidden states, (rows of the chunk, h), and its logits."""
         if self.chunks.shards == 1:
-            return self.hidden[self.chunks[index]]
-        self.wait()
-        return self._gathered(index)
+            hidden = self.hidden[self.chunks[index]]
+        else:
+            self.wait()
+            hidden = self._gathered(index)
+        logits = self.memory[: len(hidden)]
+        if self.bias is None:
+            product(hidden, self.weight.t(), logits)
+        else:
+            torch.addmm(self.bias, hidden, self.weight.t(), out=logits)
+        return hidden, logits
 
     def prefetch(self, index: int) -> None:
         """Start to gather a chunk, if it exists."""
@@ -160,21 +174,20 @@ class HiddenStates:
             self.pending.append(all_gather(chunk, part, group=self.group, async_op=True))
             self.moved += chunk.nbytes
 
-    def send_gradient(self, index: int, grad_logits: Tensor, weight: Tensor, factor: float) -> None:
+    def send_gradient(self, index: int, grad_logits: Tensor, factor: float) -> None:
         """Queue the product factor * grad_logits @ weight, the chunk's gradient, and start to sum it over ranks."""
-        assert self.grad is not None
-        if self.chunks.shards == 1:
-            gradient = self.grad[self.chunks[index]]
-            multiply(grad_logits, weight, gradient, factor)
-            if self.world_size > 1:
-                self.pending.append(dist.all_reduce(gradient, group=self.group, async_op=True))
-                self.moved += 2 * gradient.nbytes
-        else:
-            gradient = self.summed[: len(grad_logits)]
-            multiply(grad_logits, weight, gradient, factor)
+        if self.grad is None:
+            return
+        is_shared = self.chunks.shards > 1
+        gradient = self.summed[: len(grad_logits)] if is_shared else self.grad[self.chunks[index]]
+        product(grad_logits, self.weight, gradient, factor)
+        if is_shared:
             part = self.grad[self.chunks.part(index)]
             self.pending.append(reduce_scatter(part, gradient, group=self.group, async_op=True))
             self.moved += gradient.nbytes
+        elif self.world_size > 1:
+            self.pending.append(dist.all_reduce(gradient, group=self.group, async_op=True))
+            self.moved += 2 * gradient.nbytes
 
     def wait(self) -> None:
         """Let the current stream wait for all that was started."""
@@ -186,25 +199,17 @@ class HiddenStates:
         return self.gathered[index % len(self.gathered), : rows.stop - rows.start]
 
 
-def multiply(left: Tensor, right: Tensor, out: Tensor, alpha: float = 1.0) -> None:
-    """Store alpha * left @ right in `out`. The product is rounded once, after the factor."""
-    if alpha == 1.0:
-        torch.mm(left, right, out=out)
-    else:
-        torch.addmm(out, left, right, beta=0, alpha=alpha, out=out)
-
-
-def add_product(left: Tensor, right: Tensor, out: Tensor, alpha: float = 1.0) -> None:
-    """Add alpha * left @ right to `out`, whose dtype is that of the factors or fp32. The sum is rounded once.
+def product(left: Tensor, right: Tensor, out: Tensor, alpha: float = 1.0, beta: float = 0.0) -> None:
+    """Store alpha * left @ right + beta * out in `out`, whose dtype is that of the factors or fp32, rounded once.
 
     torch adds to fp32 inside the product on CUDA devices only (out_dtype of torch.addmm, torch 2.11 to 2.13).
     """
     if out.dtype == left.dtype:
-        torch.addmm(out, left, right, alpha=alpha, out=out)
+        torch.addmm(out, left, right, beta=beta, alpha=alpha, out=out)
     elif out.is_cuda and out.is_contiguous():
-        torch.addmm(out, left, right, alpha=alpha, out_dtype=out.dtype, out=out)
+        torch.addmm(out, left, right, beta=beta, alpha=alpha, out_dtype=out.dtype, out=out)
     else:
-        out.addmm_(left.to(out.dtype), right.to(out.dtype), alpha=alpha)
+        out.addmm_(left.to(out.dtype), right.to(out.dtype), beta=beta, alpha=alpha)
 
 
 class WeightGradient:
@@ -215,9 +220,7 @@ class WeightGradient:
 
         `given`: the tensor to add the weight's gradient to. None: the gradient gets new memory.
         """
-        self.is_empty = given is None and chunks > 0
-        """True if the memory of `weight` is not yet defined."""
-        self.weight = given
+        self.weight, self.beta = given, 0.0 if given is None else 1.0
         if weight is not None and given is None:
             self.weight = weight.new_empty(weight.shape) if chunks else weight.new_zeros(weight.shape)
         self._bias = bias
@@ -225,11 +228,9 @@ class WeightGradient:
 
     def add(self, grad_logits: Tensor, hidden: Tensor, factor: float) -> None:
         """Add factor * grad_logits.T @ hidden. grad_logits: (rows, local vocab), hidden: (rows, h)."""
-        if self.weight is not None and self.is_empty:
-            multiply(grad_logits.t(), hidden, self.weight, factor)
-            self.is_empty = False
-        elif self.weight is not None:
-            add_product(grad_logits.t(), hidden, self.weight, factor)
+        if self.weight is not None:
+            product(grad_logits.t(), hidden, self.weight, factor, self.beta)
+            self.beta = 1.0
         if self._bias_sum is not None:
             self._bias_sum.add_(grad_logits.sum(0, dtype=torch.float32), alpha=factor)
 

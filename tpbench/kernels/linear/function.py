@@ -13,17 +13,14 @@ from torch import Tensor
 from tpbench.kernels import KernelLoss, checks
 from tpbench.kernels.distributed import gather_by_rank
 from tpbench.kernels.launch_rows import launch_rows
-from tpbench.kernels.linear.chunks import HiddenStates, WeightGradient, chunks_of, multiply
+from tpbench.kernels.linear.chunks import ChunkLogits, Chunks, WeightGradient, chunks_of
 from tpbench.kernels.row_loss import (
-    KernelTarget,
     LaunchRecord,
     LossResult,
     Options,
     RowLoss,
     Rows,
     TopK,
-    TopTarget,
-    fp16_gradient_scale,
     kernel_target,
     labels_of,
 )
@@ -89,7 +86,7 @@ def linear_entropy_loss(
     entropy_grad: Tensor | None = None,
     old_logprobs: Tensor | None = None,
     advantages: Tensor | None = None,
-    clip: tuple[float, float] = checks.CLIP,
+    clip: tuple[float, float] = (0.2, 0.2),
     ref_logprobs: Tensor | None = None,
     kl_weight: float = 0.0,
     entropy_weight: float = 0.0,
@@ -149,166 +146,85 @@ def linear_entropy_loss(
     """
     arguments = locals()  # before any other variable exists
     options = Options.of_arguments(arguments)
-    numbers = options.row_inputs(arguments)
     checks.options(options)
     shards = 1 if group is None or not hidden_sharded else group.size()
     checks.linear_tensors(hidden, weight, target, options, bias, weight_grad, grad, shards)
     n_rows, device = len(hidden) * shards, hidden.device
-    checks.row_tensors(options, numbers, n_rows, device)
-    checks.divisor(options, divisor, device)
-    checks.objective(options, row_inputs, sequence_lengths, n_rows, device)
-    checks.workspace(workspace_gib)
+    numbers = checks.rows(options, arguments, n_rows, device)
 
-    changes = {"target_softcap": softcap} if isinstance(target, (tuple, list)) else {}
-    loss_of_row = RowLoss.of_call(options, len(weight), device, "weight", target, **changes)
-    kernels_target: Any = target if isinstance(target, (tuple, list)) else kernel_target(target, loss_of_row)
-    wanted: Sequence[str] = (checks.LINEAR_INPUTS if grad else ()) if isinstance(grad, bool) else grad
-    inputs = tuple(name for name in wanted if name != "bias" or bias is not None)
-    ignored = None
-    if options.objective is not None:
-        ignored = loss_of_row.ignored(kernels_target, row_weight)
-        kernels_target = kernels_target.masked_fill(ignored, -1)
     # Sequences do not end where the rows of ranks end.
     if group is not None and shards > 1 and sequence_lengths is not None:
         part = slice(group.rank() * len(hidden), (group.rank() + 1) * len(hidden))
         whole = gather_by_rank(hidden.contiguous(), group, shards).flatten(0, 1)
         result = linear_entropy_loss(**{**arguments, "hidden": whole, "hidden_sharded": False})
         return result if result.grad_hidden is None else replace(result, grad_hidden=result.grad_hidden[part].clone())
-    main = _WithLogits(
-        hidden, weight, bias, kernels_target, shards, workspace_gib, loss_of_row, weight_grad, inputs, sequence_lengths
-    )  # fmt: skip
-    in_order, in_rows = main.chunks.in_order, main.chunks.in_rows
-    rows = Rows.of_call(loss_of_row, n_rows, device, RowInputs(*map(in_order, numbers)), divisor)
+
+    wanted: Sequence[str] = (checks.LINEAR_INPUTS if grad else ()) if isinstance(grad, bool) else grad
+    inputs = tuple(name for name in wanted if name != "bias" or bias is not None)
+    of_teacher = target if isinstance(target, (tuple, list)) else None
+    changes = {} if of_teacher is None else {"target_softcap": softcap}
+    of_row = RowLoss.of_call(options, len(weight), device, "weight", target, **changes)
+    matrices = [hidden] if of_teacher is None else [hidden, of_teacher[0]]
+    row_bytes = sum(of_row.vocabulary.share * states.itemsize for states in matrices)
+    chunks = chunks_of(n_rows, shards, row_bytes, workspace_gib, sequence_lengths)
+    grad_hidden = torch.empty(hidden.shape, dtype=hidden.dtype, device=device) if "hidden" in inputs else None
+    student = ChunkLogits(hidden, weight, bias, grad_hidden, group, chunks)
+    if len(chunks):  # the GPU works while the host prepares the rest
+        computed = student.compute(0)
+    teacher = None if of_teacher is None else ChunkLogits(*of_teacher, None, None, group, chunks)
+    weight_gradient = WeightGradient(
+        weight if "weight" in inputs else None, bias if "bias" in inputs else None, weight_grad, len(chunks)
+    )
+
+    rows = Rows.of_call(of_row, n_rows, device, RowInputs(*map(chunks.in_order, numbers)), divisor)
+    kernels_target: Any = None if isinstance(target, (tuple, list)) else kernel_target(target, of_row)
+    launched = rows
+    if options.objective is not None:
+        ignored = of_row.ignored(kernels_target, row_weight)
+        kernels_target = kernels_target.masked_fill(ignored, -1)
     if rows.count and rows.inverse_count is None:
-        rows = replace(rows, inverse_count=inverse_row_count(labels_of(kernels_target), row_weight, loss_of_row))
-    computed, metrics = rows, None
-    if ignored is not None:
-        tensors = {name: in_order(values) for name, values in (row_inputs or {}).items()}
-        computed = rows.of_objective(loss_of_row, tensors, in_order(ignored), sequence_lengths)
-    how, sent = main.run(computed)
-    if computed.objective is not None:
-        metrics = {name: in_rows(values) for name, values in computed.objective.metrics.items()}
-    outputs = map(in_rows, rows.outputs)
-    record = LinearLaunchRecord(len(main.chunks), main.chunks.most, main.workspace / 2**30, how, sent)
-    rows = replace(rows, outputs=RowOutputs(*outputs))
+        launched = rows = replace(rows, inverse_count=inverse_row_count(labels_of(kernels_target), row_weight, of_row))
+    if options.objective is not None:
+        tensors = {name: chunks.in_order(values) for name, values in (row_inputs or {}).items()}
+        launched = rows.of_objective(of_row, tensors, chunks.in_order(ignored), sequence_lengths)
+    stored_scale = 1.0 if not inputs or row_grad is not None else of_row.stored_scale(n_rows, weight.dtype)
+    of_row = replace(of_row, grad_scale=grad_scale * stored_scale)
+
+    how: LaunchRecord | None = None
+    sent = 0
+    for index in range(len(chunks)):
+        hidden_chunk, logits = computed
+        of_target = chunks.take(kernels_target, index) if teacher is None else teacher.compute(index)[1]
+        student.wait()
+        of_chunk = _of_chunk(launched, chunks, index, logits if inputs else None)
+        how_chunk = launch_rows(of_row, logits, of_target, of_chunk)
+        how, sent = how or how_chunk, sent + how_chunk.bytes_sent
+        student.send_gradient(index, logits, 1.0 / stored_scale)
+        student.prefetch(index + 1)
+        if teacher is not None:
+            teacher.prefetch(index + 1)
+        weight_gradient.add(logits, hidden_chunk, 1.0 / stored_scale)
+        if index + 1 < len(chunks):
+            computed = student.compute(index + 1)
+    student.wait()
+
+    both = [student] if teacher is None else [student, teacher]
+    workspace, sent = sum(each.memory.nbytes for each in both), sent + sum(each.bytes_sent for each in both)
+    metrics = None
+    if launched.objective is not None:
+        metrics = {name: chunks.in_rows(values) for name, values in launched.objective.metrics.items()}
+    rows = replace(rows, outputs=RowOutputs(*map(chunks.in_rows, rows.outputs)))
     return LinearEntropyLossResult(
-        reduced(rows, rows.inverse_count), *rows.outputs, main.grad_hidden, main.weight_gradient.weight,
-        main.weight_gradient.bias, record, metrics=metrics,
+        reduced(rows, rows.inverse_count), *rows.outputs, grad_hidden, weight_gradient.weight, weight_gradient.bias,
+        LinearLaunchRecord(len(chunks), chunks.most, workspace / 2**30, how, sent), metrics=metrics,
     )  # fmt: skip
 
 
-class _ChunkLogits:
-    """The logits hidden @ weight.T + bias of one chunk at a time, in memory that all chunks share."""
-
-    def __init__(self, states: HiddenStates, weight: Tensor, bias: Tensor | None) -> None:
-        self.states, self.weight, self.bias = states, weight, bias
-        self.memory = weight.new_empty((states.chunks.most if len(states.chunks) else 0, len(weight)))
-
-    def compute(self, index: int) -> tuple[Tensor, Tensor]:
-        """Queue the product of a chunk.
-
-        Returns the chunk's hidden states, (rows of the chunk, h), and its logits, (rows of the chunk, local vocab).
-        """
-        hidden = self.states.chunk(index)
-        logits = self.memory[: len(hidden)]
-        if self.bias is None:
-            multiply(hidden, self.weight.t(), logits)
-        else:
-            torch.addmm(self.bias, hidden, self.weight.t(), out=logits)
-        return hidden, logits
-
-
-class _WithLogits:
-    """A call that computes logits, losses and, on request, gradients, and the memory that its chunks share.
-
-    The first product is queued at once, so that the GPU works while the host prepares the rest.
-    """
-
-    def __init__(
-        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any, shards: int,
-        workspace_gib: float | Literal["auto"], loss: RowLoss, weight_grad: Tensor | None, inputs: tuple[str, ...],
-        lengths: Sequence[int] | None,
-    ) -> None:  # fmt: skip
-        """`target`: labels, logits, a top k, or the teacher's hidden states and weight."""
-        self.weight, self.loss, self.has_gradient = weight, loss, bool(inputs)
-        teacher = None if isinstance(target, (Tensor, TopTarget)) else target
-        matrices = [hidden] if teacher is None else [hidden, teacher[0]]
-        row_bytes = sum(loss.vocabulary.share * states.itemsize for states in matrices)
-        self.chunks = chunks_of(len(hidden) * shards, shards, row_bytes, workspace_gib, lengths)
-        self.grad_hidden = None
-        if "hidden" in inputs:
-            self.grad_hidden = torch.empty(hidden.shape, dtype=hidden.dtype, device=hidden.device)
-        self.states = HiddenStates(hidden, self.grad_hidden, loss.group, self.chunks)
-        self.logits = _ChunkLogits(self.states, weight, bias)
-        self.first = self.logits.compute(0) if len(self.chunks) else None
-        has_weight = "weight" in inputs
-        self.weight_gradient = WeightGradient(
-            weight if has_weight else None, bias if "bias" in inputs else None, weight_grad if has_weight else None,
-            len(self.chunks),
-        )  # fmt: skip
-        self.teacher: _ChunkLogits | None = None
-        if teacher is not None:
-            self.teacher = _ChunkLogits(HiddenStates(teacher[0], None, loss.group, self.chunks), teacher[1], None)
-        self.target = target
-
-    @property
-    def workspace(self) -> int:
-        """Bytes for the logits and the target logits of a chunk."""
-        return self.logits.memory.nbytes + (0 if self.teacher is None else self.teacher.memory.nbytes)
-
-    def run(self, rows: Rows) -> tuple[LaunchRecord | None, int]:
-        """Compute the losses and gradients of all rows, which are in the order of chunks.
-
-        Returns the kernels of the first chunk, and the bytes that this rank sent.
-        """
-        stored_scale = self._stored_scale(rows) if self.has_gradient else 1.0
-        loss = replace(self.loss, grad_scale=self.loss.grad_scale * stored_scale)
-        how: LaunchRecord | None = None
-        sent = 0
-        for index in range(len(self.chunks)):
-            # `first` would keep this chunk's hidden states until the end.
-            (hidden, logits), self.first = self.first or self.logits.compute(index), None
-            target = self._target(index)
-            self.states.wait()
-            how_chunk = launch_rows(loss, logits, target, self._rows(rows, index, logits))
-            how, sent = how or how_chunk, sent + how_chunk.bytes_sent
-            if self.grad_hidden is not None:
-                self.states.send_gradient(index, logits, self.weight, 1.0 / stored_scale)
-            self.states.prefetch(index + 1)
-            if self.teacher is not None:
-                self.teacher.states.prefetch(index + 1)
-            self.weight_gradient.add(logits, hidden, 1.0 / stored_scale)
-        self.states.wait()
-        of_teacher = 0 if self.teacher is None else self.teacher.states.bytes_sent
-        return how, sent + self.states.bytes_sent + of_teacher
-
-    def _target(self, index: int) -> KernelTarget:
-        if self.teacher is not None:
-            return self.teacher.compute(index)[1]
-        if isinstance(self.target, Tensor):
-            return self.chunks.take(self.target, index)
-        return TopTarget(*(self.chunks.take(of_rows, index) for of_rows in self.target))
-
-    def _rows(self, rows: Rows, index: int, logits: Tensor) -> Rows:
-        """Return the rows of a chunk, whose gradient overwrites its logits."""
-        chunk = self.chunks[index]
-        inputs, outputs = (
-            [None if values is None else values[chunk] for values in numbers] for numbers in (rows.inputs, rows.outputs)
-        )
-        grad = logits if self.has_gradient else None
-        lengths = self.chunks.lengths[index] if self.chunks.lengths else ()
-        objective = rows.objective and replace(rows.objective, rows=chunk, lengths=lengths)
-        return replace(
-            rows, inputs=RowInputs(*inputs), outputs=RowOutputs(*outputs), grad=grad, total=None, objective=objective
-        )  # fmt: skip
-
-    def _stored_scale(self, rows: Rows) -> float:
-        """Return the factor on the gradient of the logits in memory, by which its products are divided.
-
-        It is not 1 for the fp16 gradient of a mean (see `fp16_gradient_scale`).
-        """
-        loss = self.loss
-        if self.weight.dtype != torch.float16 or loss.reduction != "mean" or rows.inputs.row_grad is not None:
-            return 1.0
-        name = loss.loss if loss.objective is None else "policy"
-        return fp16_gradient_scale(self.chunks.rows, name, loss.grad_scale, loss.logits_scale)
+def _of_chunk(rows: Rows, chunks: Chunks, index: int, grad: Tensor | None) -> Rows:
+    """Return the rows of a chunk."""
+    chunk = chunks[index]
+    inputs = RowInputs(*[None if values is None else values[chunk] for values in rows.inputs])
+    outputs = RowOutputs(*[None if values is None else values[chunk] for values in rows.outputs])
+    lengths = chunks.lengths[index] if chunks.lengths else ()
+    objective = rows.objective and replace(rows.objective, rows=chunk, lengths=lengths)
+    return replace(rows, inputs=inputs, outputs=outputs, grad=grad, total=None, objective=objective)
