@@ -1,6 +1,5 @@
 """`tpbench predict` answers in its first sentence, for the GPU in question, and says what it does not know."""
 
-import argparse
 import json
 import re
 
@@ -8,9 +7,9 @@ import pytest
 
 from tests.support import synthetic
 from tests.support.commands import predict as main
+from tpbench.predict import target
 from tpbench.predict.answer import Answer
-from tpbench.predict.command import whole_numbers
-from tpbench.predict.model import Estimate, Prediction
+from tpbench.predict.model import Estimate, Prediction, VariantModel
 from tpbench.predict.target import RESERVE_GIB, Target
 from tpbench.workloads.entropy_loss.cost_model import LossSize
 
@@ -28,57 +27,36 @@ def by_variant(printed):
     return {line["variant"]: line for line in json.loads(printed)}
 
 
-def prediction(label, gib, device_ms=None, error=0.1, wall_ms=None):
-    times = [value and Estimate(value, error) for value in (wall_ms, device_ms)]
-    return Prediction(label, LossSize(), *times, 0.0, Estimate(gib, 0.01))
+def prediction(label, gib, device_ms=None, error=0.1):
+    estimates = {"peak_gib": Estimate(gib, 0.01)} | ({"device_ms": Estimate(device_ms, error)} if device_ms else {})
+    return Prediction(VariantModel(label, []), LossSize(), estimates)
+
+
+FASTEST = "triton_tp takes 1.000 ms (device_ms) and 0.250 GiB, the fastest of {} that fit. The gather takes"
 
 
 @pytest.mark.parametrize(
     "gather, kernel, said",
     [
-        ((14, 118), (0.25, 1), "takes 14.00 GiB and 118 times as long as triton_tp (device time): do not gather"),
-        ((14, 0.5), (0.25, 1), "takes 14.00 GiB and 0.50 times as long as triton_tp (device time): gather"),
-        ((14, 1.1), (0.25, 1), "and 1.10 times as long as triton_tp (device time), within the error: memory decides"),
-        ((90, 1), (0.25, 1), "takes 90.00 GiB and does not fit into 78.00 GiB: use triton_tp, which does"),
-        ((77.5, 1), (0.25, 1), "takes 77.50 GiB and may not fit into 78.00 GiB: use triton_tp, which does"),
-        ((90, 1), (90, 1), "does not fit into 78.00 GiB"),
-        ((14, 1), (90, 1), "takes 14.00 GiB and fits into 78.00 GiB; no other predicted variant surely does"),
-        ((14,), (0.25,), "and fits, triton_tp takes 0.250 GiB: their times on this GPU are not known well enough"),
-        ((14, 118, 0.6), (0.25, 1), "their times on this GPU are not known well enough to compare"),
+        ((14, 118), (0.25, 1), f"{FASTEST.format(2)} 14.00 GiB and 118 times as long."),
+        ((14, 0.5), (0.25, 1), "pytorch_gather takes 0.500 ms (device_ms) and 14.00 GiB, the fastest of 2 that fit."),
+        ((14, 1.1), (0.25, 1), f"{FASTEST.format(2)} 14.00 GiB and 1.10 times as long, within the error."),
+        ((90, 1), (0.25, 1), f"{FASTEST.format(1)} 90.00 GiB: OOM."),
+        ((77.5, 1), (0.25, 1), f"{FASTEST.format(1)} 77.50 GiB: tight."),
+        ((90, 1), (90, 1), "No variant surely fits into 78.00 GiB."),
+        ((14,), (0.25,), "triton_tp takes 0.250 GiB, the least; no time is known well enough."),
+        ((14, 118, 0.6), (0.25, 1), f"{FASTEST.format(2)} 14.00 GiB."),
     ],
 )  # fmt: skip
-def test_the_first_sentence_on_the_gather(gather, kernel, said):
+def test_the_first_sentence(gather, kernel, said):
     predictions = [prediction("triton_tp", *kernel), prediction("pytorch_gather", *gather)]
-    sentence = Answer(LossSize(), predictions, Target(78 + RESERVE_GIB, "NVIDIA H200")).first_sentence
-    assert sentence.startswith("The gather takes") and said in sentence
+    assert Answer(LossSize(), predictions, Target(78 + RESERVE_GIB, "NVIDIA H200")).first_sentence == said
 
 
-OUT_OF_MEMORY = ("--tp", "4", "--vocab", "128k")
-
-
-def test_a_cell_that_ran_out_of_memory_does_not_fit(predict):
-    reason = "a measured cell that needs 120.0 GiB ran out of memory within 139.8 GiB"
-    said = predict(*OUT_OF_MEMORY, "--tokens", "64k")
-    first, lines = said.splitlines()[0], {line.split()[0]: line for line in said.splitlines()[1:] if line}
-    assert first.startswith("No time is known of torch_loss_parallel, fast_llm, megatron, liger")
-    advice = first.partition(". ")[2]
-    assert advice == "The gather takes 116.0 GiB and does not fit into 137.8 GiB: use triton_tp, which does."
-    assert lines["pytorch_gather"].endswith(" OOM") and lines["triton_tp"].endswith(" fits") and reason in said
-    for arguments in (["--tokens", "72k"], ["--tokens", "64k", "--gpu-memory", "141"]):
-        found = by_variant(predict(*OUT_OF_MEMORY, *arguments, "--format", "json"))
-        assert found["pytorch_gather"]["memory"] == "OOM" and reason in found["pytorch_gather"]["notes"]
-        assert found["triton_tp"]["memory"] == "fits" and "memory" not in found["triton_tp"]["notes"]
-    # The cell that ran out of memory tells nothing of a larger GPU, or of a smaller problem.
-    for arguments in (["--tokens", "64k", "--gpu-memory", "180"], ["--tokens", "32k"]):
-        found = by_variant(predict(*OUT_OF_MEMORY, *arguments, "--format", "json"))
-        assert found["pytorch_gather"]["memory"] == "fits"
-
-
-def test_numbers_of_people():
-    assert [whole_numbers(text) for text in ("4,8", "128k", "1M, 2")] == [[4, 8], [131072], [2**20, 2]]
-    for text in ("131,072", "4x", "", "0", "-1", "1.5k", "k", "4,,8", "131,0720"):
-        with pytest.raises(argparse.ArgumentTypeError, match="write 131072 or 128k, and 4,8 for several"):
-            whole_numbers(text)
+def test_variants_without_a_known_time_are_named_first(predict):
+    said = predict("--tp", "4", "--vocab", "128k", "--tokens", "8k")
+    assert said.startswith("No time is known of torch_loss_parallel, fast_llm, megatron, liger")
+    assert ". triton_tp takes 0." in said.splitlines()[0]
 
 
 def test_several_problems_have_a_sentence_each_before_the_tables(predict):
@@ -86,7 +64,7 @@ def test_several_problems_have_a_sentence_each_before_the_tables(predict):
     assert [line.partition(":")[0] for line in lines[:2]] == [
         f"cross_entropy, tokens=8192 vocab=131072 tp_size={tp}, bfloat16" for tp in (4, 8)
     ]
-    assert all("do not gather." in line for line in lines[:2]) and lines[2] == ""
+    assert all("The gather takes" in line for line in lines[:2]) and lines[2] == ""
     assert sum(line.startswith("  variant ") for line in lines) == 2
     single = json.loads(predict("--tp", "4", "--vocab", "128k", "--format", "json"))
     several = json.loads(predict("--tp", "4,8", "--vocab", "128k", "--format", "json"))
@@ -94,30 +72,27 @@ def test_several_problems_have_a_sentence_each_before_the_tables(predict):
 
 
 def times(said):
-    lines = [line.strip().split("  ") for line in said.splitlines() if line.strip().startswith(synthetic.VARIANTS)]
+    names = tuple(f"  {name}" for name in synthetic.VARIANTS)
+    lines = [line.strip().split("  ") for line in said.splitlines() if line.startswith(names)]
     return [[word.strip() for word in line[1:] if word.strip()][:2] for line in lines]
 
 
-def test_another_gpu_without_its_bandwidth_has_no_times(predict):
-    said = predict("--gpu-memory", "80")
-    assert times(said) == [["-", "-"]] * 3
-    assert "another GPU (NVIDIA H200) than yours, so times are withheld: --bandwidth GB_PER_S" in said
-    for arguments in (["--gpu-memory", "141"], ["--gpu-memory", "80", "--gpu", "h200"]):
-        assert all("ms" in line[1] for line in times(predict(*arguments)))
-    assert "device_ms" not in by_variant(predict("--gpu-memory", "80", "--format", "json"))["triton_tp"]
+def test_another_gpu_has_times_by_the_datasheets_of_both_or_none(predict, monkeypatch):
+    measured = by_variant(predict("--tp", "1", "--vocab", "128k", "--format", "json"))
+    other = by_variant(predict("--tp", "1", "--vocab", "128k", "--format", "json", "--gpu", "B200"))
+    ratios = [other[name]["device_ms"] / measured[name]["device_ms"] for name in synthetic.VARIANTS]
+    assert all(4800 / 8000 < ratio < 0.65 for ratio in ratios)  # launches are not scaled
+    said = predict("--gpu", "B200")
+    assert "another GPU (NVIDIA H200) than B200" in said and "memory: 178.4 GiB of a GPU" in said
+    monkeypatch.setattr(target, "this_gpu", lambda: ("NVIDIA L40", 44.0, True))
+    said = predict()
+    assert times(said) == [["-", "-"]] * 3 and "than NVIDIA L40, whose bandwidth is unknown" in said
+    assert all("ms" in line[1] for line in times(predict("--gpu", "h200", "--gpu-memory", "80")))
 
 
-def test_another_gpu_with_its_bandwidth_has_scaled_times(predict):
-    def device_ms(*arguments):
-        found = by_variant(predict("--tp", "1", "--vocab", "128k", "--format", "json", *arguments))
-        return found["pytorch_tp_manual"]["device_ms"]
-
-    measured, halved = device_ms(), device_ms("--gpu-memory", "80", "--bandwidth", str(synthetic.COPY / 2))
-    assert halved == pytest.approx(2 * measured, rel=0.02) and halved < 2 * measured  # launches are not scaled
-    assert device_ms("--bandwidth", str(synthetic.COPY)) == measured
-    said = predict("--bandwidth", str(synthetic.COPY / 2))
-    assert "another GPU (NVIDIA H200) than yours: the part of a time that its bandwidth limits" in said
-    assert "is multiplied by 2.000" in said
+def test_ranks_that_cannot_share_memory_have_no_such_exchange(predict, monkeypatch):
+    monkeypatch.setattr(target, "this_gpu", lambda: ("NVIDIA H200", 139.8, False))
+    assert "triton_tp" not in by_variant(predict("--tp", "4", "--format", "json"))
 
 
 def test_a_number_that_says_nothing_is_unknown(tmp_path, capsys):

@@ -1,35 +1,50 @@
 """The model finds what rows were made from, says how sure it is, and how far it reaches."""
 
+import datetime
+from collections import Counter
+
 import pytest
 
 from tests.support import synthetic
 from tpbench.predict.cells import measured
-from tpbench.predict.model import extrapolation_factors, models
+from tpbench.predict.model import models, place_of
 from tpbench.results.read import load
 from tpbench.settings import JobError
 from tpbench.workloads.entropy_loss.cost_model import LossSize as Size
 
+LATER = datetime.datetime(2026, 11, 21, tzinfo=datetime.UTC)
+
 
 @pytest.fixture(scope="module")
 def made(rows):
-    return models(measured(load(rows)))
+    return models(measured(load(rows)))[0]
 
 
 def test_usable_rows(rows):
     rows = load(rows)
     found = measured(rows)
     assert found.gpu == "NVIDIA H200" and {cell.label for cell in found.cells} == set(synthetic.VARIANTS)
-    assert {cell.row["status"] for cell in found.cells} == {"ok", "oom"} and len(found.cells) == 44
+    assert {cell.row["status"] for cell in found.cells} == {"ok"} and len(found.cells) == 43
     with pytest.raises(JobError, match="no row was measured on B300"):
         measured(rows, "B300")
     with pytest.raises(JobError, match="was measured on a GPU"):
         measured(rows[rows.status == "skipped"])
 
 
+def test_rows_of_replaced_code_are_not_those_of_today(tmp_path):
+    old = [cell | {"kernels_version": "old"} for cell in synthetic.cells(factor=3.0)]
+    synthetic.write(old, tmp_path, "old")
+    new = [synthetic.cell("triton_tp", 32768, 1, kernels_version="new", started_at=LATER, finished_at=LATER)]
+    synthetic.write(new, tmp_path, "new")
+    by_variant = Counter(cell.label for cell in measured(load(tmp_path)).cells)
+    assert by_variant == {"triton_tp": 1, "pytorch_tp_manual": 14, "pytorch_gather": 14}
+
+
 def test_extrapolation_has_a_larger_error(made):
     near, far = Size(4096, 65536, 4, "cross_entropy"), Size(262144, 262144, 8, "cross_entropy")
     model = made["pytorch_tp_manual"]
-    assert extrapolation_factors(model.cells, near) == {}
-    assert extrapolation_factors(model.cells, far) == {"tokens": 64.0, "vocab": 2.0, "tp_size": 2.0}
-    assert model(far).time_ms.error > 9 * model(near).time_ms.error
-    assert model(near).time_ms.low < model(near).time_ms.value < model(near).time_ms.high
+    assert place_of(model.cells, near) == ("size", 1.0) and place_of(model.cells, far)[0] == "ranks"
+    assert place_of(model.cells, Size(loss="jsd"))[0] == "loss"
+    times = [model(size).estimates["time_ms"] for size in (near, far)]
+    assert times[1].error > 4 * times[0].error
+    assert times[0].low < times[0].value < times[0].high

@@ -81,7 +81,7 @@ def measured_needs(cells: Sequence[Cell], rows: pd.DataFrame) -> dict[int, float
     for cell in cells:
         row = {name: spelled(value) if name == "block_cap" else value for name, value in cell.job.flat().items()}
         label = column_name((row["variant"], *chosen_options(row, ENTROPY_LOSS)))
-        own = [one for one in known if one.label == label and one.row["status"] == "ok"]
+        own = [one for one in known if one.label == label]
         if cell.index in wanted and own:
             peak_gib = VariantModel(label, own).value("peak_gib", wanted[cell.index])
             needs |= {cell.index: wanted[cell.index].inputs_gib + peak_gib} if peak_gib is not None else {}
