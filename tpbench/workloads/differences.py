@@ -30,8 +30,7 @@ class Compared(NamedTuple):
 class Finding(NamedTuple):
     """What is wrong with an output on one rank, by one way of judging it."""
 
-    ratio: float
-    """The largest error, in units of the largest allowed one."""
+    ratio: float  # of the largest error to the allowed one
     text: str
 
 
@@ -51,18 +50,15 @@ class Comparison:
         self.limits, self.gather, self.dtype = limits, gather, dtype
         self.columns = {name: output.column for name, output in outputs.items()}
         malformed = {name: _malformed(name, *output[:3], device) for name, output in outputs.items()}
-        self.malformed = self._of_worst_rank(
-            {name: Finding(math.inf, text) for name, text in malformed.items() if text}
-        )
-        """By name of an output, how the first rank's differs from the right one."""
+        malformed = {name: text for name, text in malformed.items() if text}
+        self.malformed = self._of_worst_rank({name: Finding(math.inf, text) for name, text in malformed.items()})
         self.errors = {column: torch.zeros((), dtype=torch.float64, device=device) for column in limits}
         for name in self.malformed:
             self.errors[self.columns[name]].fill_(math.inf)
         self.got = {name: output.value for name, output in outputs.items() if name not in self.malformed}
         """The outputs that are of the right type on every rank."""
         self.counts: dict[tuple[str, str], tuple[int, int]] = {}
-        """By output and way of judging it, how many elements of this rank have too large an error, and how many are
-        judged."""
+        """By output and way of judging it, this rank's elements with too large an error, and all that are judged."""
         self.worst: dict[tuple[str, str], Finding] = {}
         """By output and way of judging it, the largest error on this rank that is too large."""
 
@@ -73,10 +69,9 @@ class Comparison:
     def bounds(
         self, name: str, right: Tensor, allowed: Tensor, *, got: Tensor | None = None, first_row: int = 0
     ) -> None:
-        """Judge each element of an output, or of its rows from `first_row` on: |got - right| <= allowed.
+        """Judge each element of an output, or of its part `got` from `first_row` on: |got - right| <= allowed.
 
-        allowed: a bound that follows from the arithmetic of correct outputs (`rounding` and what else they may err by).
-        got: that part of the output in float64, if it isn't the whole one.
+        allowed: a bound that follows from the arithmetic of correct outputs, such as `rounding`.
         """
         got = self.got[name] if got is None else got
         self._judge(name, "bound", _ratio((got.double() - right).abs_(), allowed), got, right, first_row)
@@ -84,14 +79,9 @@ class Comparison:
     def groups(
         self, name: str, kind: str, errors: Tensor, allowed: Tensor | float, *, first: int = 0, what: str = "the error"
     ) -> None:
-        """Judge rows, columns or other groups of an output's elements by one number for each.
+        """Judge rows, columns or other groups of an output's elements by the error of each, (groups,) or a scalar.
 
-        Args:
-            kind: What a group is, for the reason, such as "row".
-            errors: The error of each group, (groups,), or a scalar if there is one.
-            allowed: The largest that rounding explains.
-            first: The index of the first group.
-            what: What the number is, for the reason.
+        kind, what: what a group and its error are, for the reason. allowed: the largest error that rounding explains.
         """
         errors = errors.abs()
 
@@ -124,11 +114,8 @@ class Comparison:
     ) -> None:
         """Record the error of each row of a part of an output by norm: ||got - right|| / ||right||, in float64.
 
-        A right element of zero must be zero. Errors of other elements below `slack` don't count.
-
-        Args:
-            least: The least ||right||.
-            over_ranks: Returns the sum over the ranks that hold parts of the same rows.
+        A right element of zero must be zero. Errors of other elements below `slack` don't count. least: of ||right||.
+        over_ranks: returns the sum over the ranks that hold parts of the same rows.
         """
         error = torch.where(right == 0, got.abs(), ((got - right).abs_() - slack).clamp_(min=0.0))
         columns = right.new_full((len(right),), right.shape[1])
@@ -140,22 +127,24 @@ class Comparison:
         ratio = _ratio(error, (limit * norm / columns.sqrt())[:, None]).where((relative > limit)[:, None], 0.0)
         self._record(name, relative, ratio, got, right, first_row)
 
-    def matrix(self, name: str, right: Tensor, slack: float, got: Tensor | None = None) -> None:
-        """Record the error of each row of an output of `got`, as `rows` does. A vector is one row.
+    def matrix(
+        self, name: str, right: Tensor, slack: float, got: Tensor | None = None, least: Tensor | float = 0.0
+    ) -> None:
+        """Record the error of each row of an output, as `rows` does. A vector is one row.
 
-        ||right|| counts as the root mean square of all rows at least. Smaller rows, such as those of sums that cancel,
-        can be smaller than the rounding errors of what they are computed from.
+        ||right|| counts as the root mean square of all rows at least, and as `least`, (rows,) or a scalar: sums that
+        cancel can be smaller than rounding.
         """
         got = self.got[name] if got is None else got
         got, right = (matrix.reshape(-1, matrix.shape[-1]) for matrix in (got, right))
         usual = right.norm(dim=-1).square().mean().sqrt()
+        least = torch.as_tensor(least, dtype=usual.dtype, device=usual.device).expand(len(right)).maximum(usual)
         step = max(1, CHUNK[right.device.type] // right.shape[1])
         for first in range(0, len(right), step):
             part = slice(first, first + step)
-            self.rows(name, got[part].double(), right[part], slack, first, least=usual)
+            self.rows(name, got[part].double(), right[part], slack, first, least=least[part])
 
     def _record(self, name: str, error: Tensor, ratio: Tensor, got: Tensor, right: Tensor, first_row: int = 0) -> None:
-        """Record the errors of a column, and judge each element by its error in units of what the limit allows."""
         column = self.columns[name]
         if error.numel():
             self.errors[column] = torch.maximum(self.errors[column], error.max())
@@ -176,7 +165,7 @@ class Comparison:
         self._keep_worst(name, way, ratio, text)
 
     def _keep_worst(self, name: str, way: str, ratio: Tensor, text: Callable[[int], str]) -> None:
-        """Keep the largest error that is above 1 in units of the allowed one. text: describes that of an index."""
+        """Keep the largest ratio above 1. text: describes that of an index."""
         if not ratio.numel():
             return
         index = int(ratio.argmax())
@@ -223,10 +212,8 @@ class Comparison:
 
 
 def rounding(right: Tensor, dtype: torch.dtype, *, times: int = 2) -> Tensor:
-    """Return how far elements may be from the right ones after so many roundings to a dtype.
-
-    It is half a unit in the last place, relative to the element, or half the `smallest` number for each.
-    """
+    """Return how far elements may be from the right ones after so many roundings to a dtype: each moves an element by
+    half a unit in its last place, or by half the `smallest` number."""
     return right.abs().mul_(torch.finfo(dtype).eps / 2).clamp_(min=smallest(dtype) / 2).mul_(times)
 
 
@@ -248,9 +235,9 @@ def _malformed(name: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype
     """
 
     def form(shape: Any, of: torch.dtype | None, device: torch.device, layout: Any = torch.strided) -> str:
-        is_odd = of is not None and of.is_complex
-        kinds = ([] if dtype is None and not is_odd else [of]) + ([] if layout == torch.strided else [layout])
-        return f"{' '.join(map(str, (tuple(shape), *kinds)))} on {device.type}"
+        is_named = dtype is not None or (of is not None and of.is_complex)
+        kinds = [f" {kind}" for kind, counts in ((of, is_named), (layout, layout != torch.strided)) if counts]
+        return f"{tuple(shape)}{''.join(kinds)} on {device.type}"
 
     expected = form(shape, dtype, device)
     got = "None" if value is None else f"of the type {type(value).__name__}"

@@ -112,7 +112,9 @@ class Oracle(LossOracle):
         ):
             if name in comparison.got:
                 got = self._whole(comparison.got[name]) if name == "grad_hidden" else comparison.got[name]
-                comparison.matrix(name, right, torch.finfo(got.dtype).smallest_normal, got=got)
+                slack, explained = torch.finfo(got.dtype).smallest_normal, of_product.allowed(1, right, self.dtype)
+                least = explained / comparison.limits[comparison.columns[name]]
+                comparison.matrix(name, right, slack, got=got, least=least)
                 of_product.judge(comparison, name, got.double(), right, self.dtype)
 
     def _logit_noise(self, grad: Tensor, terms: tuple[Tensor, Tensor], omits_below: float) -> LogitNoise:
@@ -124,10 +126,12 @@ class Oracle(LossOracle):
             logits = logits.maximum(target.abs() * problem.target_scale)
         is_simple = problem.loss == "cross_entropy" or (problem.loss == "logprob" and not problem.entropy)
         moved = shares if is_simple else slopes + shares
-        if self.mass is not None:  # terms of these gradients cancel, and so do their errors
-            shares = self.mass.mul_(self.scale * self.inverse_count)
-            moved = grad.abs() + shares
         arithmetic = self.steep * max(ARITHMETIC, PRODUCTS * math.sqrt(problem.hidden))
+        of_sum: Tensor | float = 0.0
+        if self.mass is not None:  # terms of these gradients cancel, and so do their errors
+            mass = self.mass.mul_(self.scale * self.inverse_count)
+            of_sum = (shares + mass) * arithmetic  # errors of the sum of exponentials don't: they change the loss
+            moved, shares = grad.abs() + mass, mass
         deviation = logits.mul_(torch.finfo(self.dtype).eps / math.sqrt(12)).add_(arithmetic)
         spread, whole = self.sum(torch.stack(((moved * deviation).square().sum(1), shares.sum(1))))
         common = (spread.sqrt() / whole).nan_to_num_(0.0)
@@ -136,7 +140,7 @@ class Oracle(LossOracle):
         omitted = shares.where(shares < omits_below * self.scale * self.inverse_count, 0.0) if omits_below else None
         eps, underflow = torch.finfo(self.dtype).eps, self.steep * smallest(self.dtype)
         variance = (moved * deviation).square_().add_((grad * eps).square_().div_(12)).add_(underflow**2 / 4)
-        shared = (moved * common[:, None]).add_(underflow / 2)
+        shared = (moved * common[:, None]).add_(underflow / 2) + of_sum
         if problem.top_k:  # other columns may get the rounding errors of a sum over the k, times their p
             shared += arithmetic * self.reduce((slopes + shares).amax(1), dist.ReduceOp.MAX)[:, None]
         return LogitNoise(variance, shared, omitted)

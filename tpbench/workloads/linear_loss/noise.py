@@ -78,15 +78,19 @@ class ProductNoise:
             self.rows[1] += square.sum(1)
             self.columns[1] += square.sum(0)
 
+    def allowed(self, dim: int, right: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the norms of the errors of rows (dim=1) or columns (dim=0) that rounding explains."""
+        unit, parts = max(torch.finfo(dtype).eps / 2, SUMS), self.rows if dim else self.columns
+        variance = parts[0] + parts[1] + (parts[2] + right.square().sum(dim)) * unit**2
+        return SIGMAS * variance.sqrt() + smallest(dtype) * math.sqrt(right.shape[dim])
+
     def judge(self, comparison: Comparison, name: str, got: Tensor, right: Tensor, dtype: torch.dtype) -> None:
         """Judge rows, columns and tiles of rows of a gradient, and all of it on this rank."""
         unit, least = max(torch.finfo(dtype).eps / 2, SUMS), smallest(dtype)
-        square, error = right.square(), (got - right).square()
-        for kind, dim, parts in (("row", 1, self.rows), ("column", 0, self.columns)):
-            variance = parts[0] + parts[1] + (parts[2] + square.sum(dim)) * unit**2
-            allowed = SIGMAS * variance.sqrt() + least * math.sqrt(right.shape[dim])
-            comparison.groups(name, kind, error.sum(dim).sqrt(), allowed)
-        squares = square.sum(1)
+        for kind, dim in (("row", 1), ("column", 0)):
+            error = (got - right).square().sum(dim).sqrt()
+            comparison.groups(name, kind, error, self.allowed(dim, right, dtype))
+        squares = right.square().sum(1)
         independent = (self.rows[0] + (self.rows[2] + squares) * unit**2 * 3 / right.shape[1]) * squares
         shared = (self.rows[1] * squares).sqrt()
         sums = torch.stack((squares, (got * right).sum(1), independent, shared, right.abs().sum(1)))

@@ -165,7 +165,7 @@ def test_a_row_that_does_not_count_has_no_loss_and_no_gradient() -> None:
     zeros = replace(output, **{name: torch.zeros_like(each) for name, each in tensors.items()})
     assert Oracle(cell, shard).compare(zeros).wrong is None
     touched = replace(zeros, grad_weight=torch.full_like(zeros.grad_weight, 1e-9))
-    assert Oracle(cell, shard).compare(touched).columns["weight_grad_error"] == INF
+    assert "weight_grad_error" in str(Oracle(cell, shard).compare(touched).wrong)
 
 
 def test_an_error_below_the_smallest_normal_number_does_not_count() -> None:
