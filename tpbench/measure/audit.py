@@ -1,7 +1,5 @@
 """Guards against stale and unfinished results. A variant may do less when it is timed than when it is checked.
 
-There are four:
-
 - Outputs lie in poisoned memory. Before the last iteration of a clock, the outputs of the one before become NaN. A step
   that writes nothing returns NaN.
 - The result of the last timed iteration of each clock is checked.
@@ -28,16 +26,12 @@ from torch.utils._pytree import tree_leaves
 from tpbench.measure.ranks import from_rank_0, on_any_rank
 from tpbench.measure.session import Context, Session
 
-SLEEP_CYCLES = 40_000_000
-"""About 20 ms. Each device sleeps so long before the change of the inputs, while its host queues the iteration. After
-the change it sleeps as long again for each rank that begins before its own."""
-
-SLEEP_S = 0.02
-"""How much later than the rank before it each rank begins, on CPUs."""
+SLEEP_CYCLES, SLEEP_S = 40_000_000, 0.02
+"""About 20 ms. Each rank begins so much later than the rank before it. A device also sleeps so long before the change
+of the inputs, while its host queues the iteration."""
 
 MOST_SAMPLES = 2**20
 """About so many elements of each output are compared with their values when the step returned."""
-
 MOST_SIGNS = 2**16
 """Signs of a tensor. The host draws them before each iteration, so neighbours among more rows share one."""
 
@@ -47,8 +41,7 @@ class Inputs:
 
     A change negates a random half of the rows of each floating-point or complex tensor, in place, or of the elements of
     its only row. So the right result changes, and the sizes of the numbers do not. A row is along the last dimension.
-    Tensors that are equal on several ranks stay equal. Inputs that are computed from a seed change to those of another
-    seed.
+    Tensors that are equal on several ranks stay equal.
     """
 
     def __init__(
@@ -58,14 +51,13 @@ class Inputs:
         seed: int = 0,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`tensors`: all inputs of this rank. `generate`: returns the first of them anew, from a seed, which the
-        session's oracle then uses, too. `seed`: that of the tensors. `changed`: called after each change. Collective.
-        """
+        """`tensors`: all inputs of this rank. `generate`: returns the first of them anew, from a seed, in place of a
+        change of signs. `seed`: that of the tensors. `changed`: called after each change. Collective."""
         self.tensors, self.generate, self.seed, self.changed = list(tensors), generate, seed, changed
         self.secret, self.changes = common_seed(), 0
 
     def draw(self) -> dict[int, Tensor]:
-        """Return by a tensor's index its new values or, without `generate`, random signs, of a shape to multiply it."""
+        """Return by a tensor's index its new values or, without `generate`, random signs to multiply it by."""
         self.changes += 1
         if self.generate is not None:
             return dict(enumerate(self.generate(self.seed ^ self.changes)))
@@ -108,10 +100,7 @@ class AuditedSession(Session):
 
 
 def tensors_of(shard: Any) -> list[Tensor]:
-    """Return the tensors in a value, or in the fields of a dataclass that aren't constant.
-
-    Lists, tuples and dictionaries may hold them.
-    """
+    """Return the tensors in lists, tuples, dictionaries, or in the fields of a dataclass that aren't constant."""
     if dataclasses.is_dataclass(shard):
         fields = (field for field in dataclasses.fields(shard) if not field.metadata.get("constant"))
         shard = [getattr(shard, field.name) for field in fields]
@@ -119,7 +108,7 @@ def tensors_of(shard: Any) -> list[Tensor]:
 
 
 def common_seed() -> int:
-    """Return a random number that is equal on all ranks and that a variant cannot know. Collective."""
+    """Return a random number that is equal on all ranks and that no variant can know. Collective."""
     return from_rank_0([secrets.randbits(40)])[0]
 
 
@@ -139,8 +128,8 @@ def sampled(output: Tensor) -> Tensor:
 def changed_inputs_reason(session: AuditedSession, step: Callable[[], None], context: Context) -> str | None:
     """Run an iteration on changed inputs. Return why its result is wrong, or None. Collective.
 
-    Ranks begin in their order and, for a variant from outside, again in the other order: a rank whose step does not
-    wait for a later rank then returns too early.
+    Ranks begin in their order and, for a variant from outside, again in the other order: one that doesn't wait for a
+    later rank returns too early.
     """
     orders = [context.rank] if session.trusted else [context.rank, context.world_size - 1 - context.rank]
     on_gpu = context.device.type == "cuda"

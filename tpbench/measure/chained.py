@@ -26,14 +26,9 @@ LEAST_ITERATIONS = 2
 MIN_BLOCKS = 8
 """Blocks before the median counts as precise, if the settings ask for as many iterations."""
 
-CPU_COPIES = 2
-"""Copies on a CPU, with the inputs themselves."""
-
-MOST_COPIES = 32
-"""Most copies on a GPU. Inputs of which more would be needed are so small that a step launches longer than it reads."""
-
-COPIES_FOR_ONE_USE = 8
-"""Copies of inputs that an iteration overwrites, or that change: a block uses each of them once."""
+CPU_COPIES, COPIES_FOR_ONE_USE, MOST_COPIES = 2, 8, 32
+"""Copies, with the inputs themselves: on a CPU; on a GPU of inputs that an iteration overwrites, or that change, since
+a block uses each of them once; and most of others. If more are needed, a step launches longer than it reads."""
 
 
 class Chain(WallTimer, Session):
@@ -53,19 +48,13 @@ class Chain(WallTimer, Session):
         `changes`: the number differs from block to block, so that no variant knows the last one. Collective."""
         super().__init__(device, torch.empty(0, device=device))
         self.copies, self.most, self.changes = copies, iterations, changes
-        self.iterations = iterations
-        """Iterations of the present block."""
-        self.place = 0
-        """The copy that ran last."""
+        self.iterations = iterations  # of the present block
+        self.place = 0  # of the copy that ran last
         self.random = random.Random(common_seed())
 
     def interleaved(self, timed: Sequence[Timed], iterations: int) -> list[list[float]]:
         """Return the milliseconds of an iteration in each block."""
-        samples = []
-        for _ in range(iterations):
-            ((block_ms,),) = super().interleaved(timed, 1)
-            samples.append(block_ms / self.iterations)
-        return [samples]
+        return [[super(Chain, self).interleaved(timed, 1)[0][0] / self.iterations for _ in range(iterations)]]
 
     def warm_up(self, step: Callable[[], None], restore: Callable[[], None], iterations: int) -> None:
         """Run single iterations, no whole blocks."""
@@ -89,7 +78,6 @@ class Chain(WallTimer, Session):
             self.copies[self.place][1]()
 
     def release(self) -> None:
-        """Free the output of the last iteration."""
         self.last.release()
 
     def outputs(self) -> list[Tensor]:
@@ -104,7 +92,6 @@ class Chain(WallTimer, Session):
             self.iterations = self.random.randint((self.most + 1) // 2, self.most)
 
     def check(self) -> Verdict:
-        """Compare the output of the last iteration with the oracle. Collective."""
         return self.last.check()
 
 
@@ -120,9 +107,8 @@ def chained_run(
 ) -> tuple[ClockRun | None, dict[str, Any]]:
     """Return the run of the chained clock, or None, and its columns: the number of copies, or why it doesn't run.
 
-    Collective. The session is the first copy, of which `step` is timed; `set_up` makes another one. An iteration takes
-    `step_ms` and `peak_gib` in addition to its inputs. Beside `interleaved` cells, the copies take at most a quarter of
-    the free memory.
+    Collective. The session is the first copy, of which `step` is timed. An iteration takes `step_ms`, and `peak_gib` in
+    addition to its inputs. Beside `interleaved` cells, the copies take at most a quarter of the free memory.
     """
     device, on_gpu = context.device, context.device.type == "cuda"
     one_use = settings.fresh or session.overwrites_inputs
@@ -130,6 +116,7 @@ def chained_run(
     wanted = copies_needed(input_bytes, device, one_use)
     copies = [(session, step)]
     graph_pool = torch.cuda.graph_pool_handle() if settings.graph and on_gpu else None
+    not_twice = "the variant cannot be set up twice"
     # The memory for two copies must be free, because a set-up may need more than what it leaves.
     least_bytes = 2 * (2 * input_bytes + int(max(peak_gib, 0.0) * 2**30))
     if interleaved:
@@ -145,9 +132,9 @@ def chained_run(
         try:
             copies.append(_another(set_up, context, settings, graph_pool, len(copies)))
         except Exception as error:  # a measured cell must not be lost
-            failure = f"the variant cannot be set up twice: {type(error).__name__}: {error}"
+            failure = f"{not_twice}: {type(error).__name__}: {error}"
         if on_any_rank(bool(failure), context):
-            return None, {"not_chained": failure or "the variant cannot be set up twice on another rank"}
+            return None, {"not_chained": failure or f"{not_twice} on another rank"}
     if one_use and len(copies) < 2:
         reason = "each iteration overwrites or changes its inputs, and there is no memory for copies of them"
         return None, {"not_chained": reason}

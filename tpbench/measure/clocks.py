@@ -1,7 +1,4 @@
-"""The clocks of a row: what each one times, and which columns it fills. The schema and the reports follow from them.
-
-A module beside this one measures each clock, and `run` calls it. Nothing here imports torch.
-"""
+"""The clocks of a row: what each one times, and which columns it fills. The schema and the reports follow from them."""
 
 from dataclasses import dataclass
 
@@ -70,8 +67,7 @@ CHAINED = Clock(
     "Time in a loop",
     prefix="chained_",
 )
-"""Blocks of iterations without a barrier or a flush. A sample is a block, divided by its iterations. If the clock is
-null, not_chained says why."""
+"""Blocks of iterations without a barrier or a flush, divided by their number. If it is null, not_chained says why."""
 
 TIMED = (WALL, DEVICE, CHAINED)
 

@@ -23,8 +23,7 @@ def listen() -> None:
 
 
 def spent_s() -> list[float]:
-    """Return the seconds in Triton's compiler and in torch.compile so far. The latter contain the kernels that it makes
-    in this process."""
+    """Return the seconds in Triton's compiler and in torch.compile, with the kernels that it makes here, so far."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     of_torch = 0.0 if dynamo is None else dynamo.calculate_time_spent()["total_wall_time"]
     return [sum(_triton_us) / 1e6, float(of_torch)]

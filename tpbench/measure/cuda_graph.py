@@ -1,7 +1,4 @@
-"""Capture work on a GPU as a CUDA graph: the host then launches one graph in place of many kernels.
-
-All workloads capture here. A capture runs no kernel, so the first replay fills the tensors of the result.
-"""
+"""Capture work on a GPU as a CUDA graph: the host then launches one graph in place of many kernels."""
 
 import gc
 from collections.abc import Callable
@@ -20,10 +17,9 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True)
 class CapturedWork(Generic[ResultT]):
-    """A captured call."""
+    """A captured call. A capture runs no kernel, and each replay fills the tensors of its result."""
 
     result: ResultT
-    """The result of the call. Each replay fills its tensors again."""
     replay: Callable[[], None]
     """Launch the graph on the current stream."""
 
@@ -41,12 +37,10 @@ def warm_up(work: Callable[[], object], passes: int = WARMUP_PASSES) -> None:
 def capture(
     work: Callable[[], ResultT], *, stream: torch.cuda.Stream | None = None, pool: Any = None
 ) -> CapturedWork[ResultT]:
-    """Capture a call of the work.
+    """Capture a call of the work, which queues kernels and collectives over NCCL, and does not wait for the device.
 
-    Args:
-        work: queues kernels and does not wait for the device. Collectives over NCCL become a part of the graph.
-        stream: the stream of the capture, if the work refers to streams. By default one of torch's own.
-        pool: memory of `torch.cuda.graph_pool_handle()`, which graphs may share that do not run at the same time.
+    stream: that of the capture, if the work refers to streams. pool: memory of `torch.cuda.graph_pool_handle()`, which
+    graphs may share that do not run at the same time.
     """
     graph = torch.cuda.CUDAGraph()
     # A collection of garbage may free symmetric memory, which waits for the device and so invalidates a capture.

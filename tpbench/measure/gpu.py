@@ -14,10 +14,8 @@ from tpbench.measure.ranks import gather_numbers
 from tpbench.measure.session import Context
 
 THROTTLE_REASONS = ("power", "thermal", "sync_boost", "board_limit", "reliability")
-"""Reasons for lower clocks: in capitals, NVML's names of the policies whose violation time it counts."""
-
+"""NVML's policies. One that lowered the clocks for `THROTTLED_SHARE` of the timed iterations is a reason."""
 THROTTLED_SHARE = 0.01
-"""A policy that lowered the clocks for at least this share of the timed iterations is a reason."""
 
 
 class ClockWatch:
@@ -27,10 +25,8 @@ class ClockWatch:
         self.nvml: Any = load_nvml() if device.type == "cuda" else None
         if self.nvml is not None:
             self.handle = self._ask("DeviceGetHandleByUUID", f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-        self.clocks_mhz: dict[str, Any] = {}
-        """Columns of the clocks at the end of the last block. Empty if NVML does not know them."""
-        self.beside = False
-        """True if GPUs of this host that this process may not use had work at the end of a block."""
+        self.clocks_mhz: dict[str, Any] = {}  # at the end of the last block, if NVML knows them
+        self.beside = False  # true if GPUs of this host that this process may not use had work at the end of a block
         own = {uuid for uuid, _ in visible_gpus()} if self.nvml is not None else set()
         handles = gpu_handles(self.nvml) if own and not any(uuid.startswith("MIG-") for uuid in own) else []
         self._others = [handle for handle in handles if self._ask("DeviceGetUUID", handle) not in own]
@@ -52,7 +48,7 @@ class ClockWatch:
     def columns(self, context: Context) -> dict[str, Any]:
         """Return the clocks of this rank after the timed iterations, why those of any rank were lowered, and `beside`.
 
-        A policy is a reason if its violation time grew by `THROTTLED_SHARE` of the watched time. Collective.
+        Collective.
         """
         least_ns = THROTTLED_SHARE * self._watched_s * 1e9
         applied = [self._violated_ns[reason] > least_ns for reason in THROTTLE_REASONS]

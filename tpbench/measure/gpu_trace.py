@@ -1,5 +1,4 @@
-"""Traces of a GPU by torch's profiler, and the bottleneck of an iteration: the shares of time in which it computes,
-communicates and idles.
+"""Traces of a GPU by torch's profiler, and the shares of an iteration in which it computes, communicates and idles.
 
 The trace runs after the timed iterations. It needs CUPTI, which stays attached and slows later launches of the process
 down by 10 to 20% (pytorch/pytorch#146604); detached, it can crash together with CUDA graphs (pytorch/pytorch#144455).
@@ -29,15 +28,13 @@ TRACES = "trace_rank*.json.gz"
 """Names of the files that `keep_trace` writes."""
 
 _COMMUNICATION = re.compile(r"nccl|memcpy ptop|symm_mem|symmetric_memory|barrier_kernel|push_kernel", re.IGNORECASE)
-"""Kernels of collectives, copies between GPUs by their copy engines, kernels that write to peers or wait for them."""
 _MARKER = "spin_kernel"
 """Kernel of torch.cuda._sleep. One runs before and one after each traced iteration."""
 _LABEL = re.compile(rf"^(nccl:|FSDP::|## |ProfilerStep)|{_MARKER}")
 """Named ranges that the device's timeline also shows, and markers: no work of the step."""
 
-TRACED_ITERATIONS = 3
-TRACED_S = 1.0
-"""Iterations that take longer than this together are traced once."""
+TRACED_ITERATIONS, TRACED_S = 3, 1.0
+"""Iterations that take longer than so many seconds together are traced once."""
 
 MOST_IDLE_OF_REPLAY = 0.5
 """Idle share above which the trace of a long CUDA graph is incomplete: its kernels follow each other without the host.
@@ -64,20 +61,10 @@ def keep_trace(step: Callable[[], None], context: Context) -> None:
     profiler.export_chrome_trace(str(context.folder / TRACES.replace("*", str(context.rank))))
 
 
-def events(profiler: Any) -> list[Event]:
-    """Return each event on the GPU. Annotations are ranges of other work."""
-    return [
-        Event(event.name(), event.start_ns(), event.duration_ns(), event.device_resource_id())
-        for event in profiler.kineto_results.events()
-        if event.device_type() == DeviceType.CUDA and not event.is_user_annotation()
-    ]
-
-
 def busy_ms(events: Iterable[Event]) -> tuple[float, float]:
     """Return the time in ms in which work other than communication runs, and in which only communication does.
 
-    A stream with nothing but copies counts as communication, because the profiler does not always name copies from a
-    peer's mapped memory as such.
+    A stream with nothing but copies counts as communication: a copy from a peer's memory may have any name.
     """
     work = [event for event in events if not _LABEL.search(event.name)]
     computing = {event.stream for event in work if not event.name.startswith("Memcpy")}
@@ -101,11 +88,8 @@ def bottleneck_columns(
 ) -> dict[str, Any]:
     """Return the columns of the bottleneck of an iteration on GPUs: from a trace, else from both clocks. Collective.
 
-    Without a trace, wall and device time tell the idle share, and whether the host bounds the iteration. They tell all
-    if the variant communicates only inside kernels that also compute, and nothing of a schedule, whose device time
-    contains the gaps between launches.
-
-    `step`: one iteration as it was timed. `columns`: those of the timed iterations.
+    The clocks tell the idle share, and whether the host bounds the iteration. They tell all if the variant communicates
+    only inside kernels that also compute, and nothing of a schedule, whose device time contains gaps between launches.
     """
     schedule, costs = session.schedule, session.costs
     # A schedule is traced in any process: nothing else shows its gaps, and a new process costs little beside it.
@@ -126,9 +110,9 @@ def bottleneck_columns(
 def _busy_by_trace(
     step: Callable[[], None], restore: Callable[[], None], wall: WallTimer, context: Context, time_ms: float
 ) -> tuple[float, float] | None:
-    """Trace a few iterations of `time_ms`. Return the median times in ms as of `busy_ms`, or None without CUPTI.
+    """Return the median times of `busy_ms` on the rank that communicates least, because the others wait for it.
 
-    They are of the rank that communicates least, because the other ranks wait for it.
+    None without CUPTI.
     """
     iterations = TRACED_ITERATIONS if time_ms * TRACED_ITERATIONS <= TRACED_S * 1e3 else 1
     busy = [busy_ms(iteration) for iteration in _traced(step, restore, wall, iterations, context)]
@@ -145,20 +129,20 @@ def share_columns(
 ) -> dict[str, Any]:
     """Return the shares of an iteration of `time_ms` by wall clock, which add up to 1, and what bounds it.
 
-    The host bounds the iteration if the device is idle too long (`statistics.IDLE_SHARE`). Else the wire does if more
-    time is communication than computing. Else the longer time decides: that of the FLOPs, `compute_ms`, or of the
-    memory traffic. Tracing slows the host down, but not the kernels, so the wall time is that of the timed iterations.
+    Without much idle time or communication, the longer time decides: that of the FLOPs, `compute_ms`, or of the memory
+    traffic. Tracing slows the host down, but not the kernels, so the wall time is that of the timed iterations.
     """
     traced_ms = busy_compute_ms + communication_ms
     whole_ms = max(columns["time_ms"], traced_ms)
     compute, communication = busy_compute_ms / whole_ms, communication_ms / whole_ms
     idle = (whole_ms - traced_ms) / whole_ms
     memory_ms = columns.get("bytes_moved", 0) / columns["copy_gb_per_s"] / 1e6
-    bound = "compute" if compute_ms > memory_ms else "memory"
-    if communication > compute:
-        bound = "wire"
     if is_host_bound(idle):
         bound = "host"
+    elif communication > compute:
+        bound = "wire"
+    else:
+        bound = "compute" if compute_ms > memory_ms else "memory"
     return {"compute_share": compute, "communication_share": communication, "idle_share": idle, "bound": bound}
 
 
@@ -189,10 +173,19 @@ def _traced(
         if failure is not None:
             raise failure
         profiler.__exit__(None, None, None)
-        return list(between_markers(events(profiler)))
+        return list(between_markers(_events(profiler)))
     except (RuntimeError, AssertionError, AttributeError) as error:
         context.say(f"no trace: {type(error).__name__}: {error}")
         return []
+
+
+def _events(profiler: Any) -> list[Event]:
+    """Return each event on the GPU. Annotations are ranges of other work."""
+    return [
+        Event(event.name(), event.start_ns(), event.duration_ns(), event.device_resource_id())
+        for event in profiler.kineto_results.events()
+        if event.device_type() == DeviceType.CUDA and not event.is_user_annotation()
+    ]
 
 
 def between_markers(traced: Sequence[Event]) -> Iterator[list[Event]]:

@@ -22,10 +22,7 @@ PRODUCTS, SIZE = 3, 4096
 
 
 def late_columns(step: Callable[[], None], session: Session, timer: Timer, context: Context) -> dict[str, Any]:
-    """Return the columns `late_ms` and, on GPUs, `beside_ms` and `beside_alone_ms`. Collective.
-
-    `step`: what the clocks time of the session. `timer`: lines the ranks up before each iteration.
-    """
+    """Return the columns `late_ms` and, on GPUs, `beside_ms` and `beside_alone_ms`. Collective."""
     device, iterations = context.device, ITERATIONS[context.device.type]
     is_late = context.rank == context.world_size - 1
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -57,7 +54,6 @@ def late_columns(step: Callable[[], None], session: Session, timer: Timer, conte
         torch.cuda.current_stream(device).wait_stream(stream)
 
     def others_ms(of_rank: Sequence[float]) -> list[float]:
-        """Return the slowest time of the ranks that are not late, for each iteration."""
         return [float(ranks[:-1].max()) for ranks in gather_numbers(of_rank, context)]
 
     def last_ms(marks: Sequence[tuple[Any, Any]]) -> list[float]:

@@ -21,8 +21,7 @@ RECORDED_VARIABLES = re.compile(
     r"CUDA_(DEVICE_MAX_CONNECTIONS|LAUNCH_BLOCKING|VISIBLE_DEVICES)|NCCL_\w+|GLOO_SOCKET_IFNAME|(MKL|OMP)_NUM_THREADS|"
     r"PYTORCH_(CUDA_)?ALLOC_CONF|TORCH_(NCCL_(?!ASYNC_ERROR_HANDLING)|SYMM_MEM_)\w+|TRITON_INTERPRET"
 )
-"""Environment variables that can change a measurement. A row records these and no others: torchrun sets
-TORCH_NCCL_ASYNC_ERROR_HANDLING in every rank."""
+"""Environment variables that can change a measurement, and that torchrun does not set. A row records no others."""
 
 SHARE_OF_FREE = 0.9
 """Fraction of a CPU machine's free memory that the ranks share. The rest is for the launcher and the page cache."""
@@ -83,9 +82,8 @@ def gpu_count() -> int:
 def visible_gpus() -> list[tuple[str, str]]:
     """Return UUID and name of each GPU that a job started here can use.
 
-    The name is that of CUDA_VISIBLE_DEVICES, as the user wrote it, else the UUID. As in CUDA, the list ends before the
-    first name that isn't a GPU, such as -1, and is empty if a GPU is named twice. Parts of a GPU (MIG) keep the name
-    that the user wrote.
+    The name is that of CUDA_VISIBLE_DEVICES, else the UUID. As in CUDA, the list ends before the first name that isn't
+    a GPU, such as -1, and is empty if a GPU is named twice. Parts of a GPU (MIG) keep the name that the user wrote.
     """
     if (nvml := load_nvml()) is None:
         return []
@@ -95,13 +93,10 @@ def visible_gpus() -> list[tuple[str, str]]:
         return [(uuid, uuid) for uuid in present]
     gpus = []
     for name in map(str.strip, visible.split(",")):
-        matching = [uuid for uuid in present if name and uuid.startswith(name)]
-        if name.isdecimal() and int(name) < len(present):
-            gpus.append((present[int(name)], name))
-        elif matching or name.startswith("MIG-"):
-            gpus.append((matching[0] if matching else name, name))
-        else:
+        matching = [uuid for at, uuid in enumerate(present) if name == str(at) or (name and uuid.startswith(name))]
+        if not matching and not name.startswith("MIG-"):
             break
+        gpus.append((matching[0] if matching else name, name))
     return gpus if len(dict(gpus)) == len(gpus) else []
 
 
@@ -114,8 +109,7 @@ def version(package: str) -> str | None:
     # The metadata of torch's wheels may lack the local part, but ranks record torch.__version__.
     with contextlib.suppress(OSError):
         text = Path(str(distribution.locate_file(f"{package}/version.py"))).read_text()
-        match = re.search(r"^__version__ = '(.+)'$", text, re.MULTILINE)
-        if match and match[1].startswith(f"{distribution.version}+"):
+        if match := re.search(rf"^__version__ = '({re.escape(distribution.version)}\+.+)'$", text, re.MULTILINE):
             return match[1]
     return distribution.version
 
@@ -123,10 +117,9 @@ def version(package: str) -> str | None:
 def available_memory_gib() -> float:
     """Return the main memory that can still be allocated in GiB: free memory, limited by this process's cgroup."""
     free = psutil.virtual_memory().available
-    with contextlib.suppress(OSError, ValueError):
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        if limit != "max":
-            free = min(free, int(limit) - int(Path("/sys/fs/cgroup/memory.current").read_text()))
+    with contextlib.suppress(OSError, ValueError):  # without a limit its text is "max"
+        limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
+        free = min(free, limit - used)
     return free / 2**30
 
 
@@ -137,15 +130,13 @@ def memory_share_gib(ranks_here: int) -> float:
 
 def load_nvml() -> Any | None:
     """Return the initialised module `pynvml`, or None without it or without an NVIDIA driver."""
-    try:
+    with contextlib.suppress(ImportError):
         import pynvml
-    except ImportError:
-        return None
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    return pynvml
+
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlInit()
+            return pynvml
+    return None
 
 
 def gpu_handles(nvml: Any) -> list[Any]:
@@ -171,7 +162,6 @@ def _cpu_model() -> str:
 
 
 def _git() -> dict[str, Any]:
-    """The git commit of the checkout that contains this package, if there is one."""
     root = Path(tpbench.__file__).resolve().parents[1]
     return _state(root) if (root / ".git").exists() else {}
 

@@ -21,8 +21,8 @@ def limit(device: torch.device, wanted_gib: float | None, ranks_here: int) -> fl
     """Limit the memory that this rank may allocate from now on, and return the limit in GiB.
 
     On a GPU this sets the fraction of torch's allocator, by default the whole memory. On a CPU the data segment
-    (RLIMIT_DATA) may grow by the limit, by default this rank's share of the free memory. A larger allocation then
-    raises an error, and the kernel's out-of-memory killer is not called.
+    (RLIMIT_DATA) may grow by the limit, by default this rank's share of the free memory: a larger allocation raises an
+    error.
     """
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory / 2**30
@@ -76,17 +76,16 @@ def held_bytes(device: torch.device) -> int:
 
 
 class IterationMemory:
-    """The memory of each iteration on this rank in GiB, above `above` bytes. NaN where it is not known.
+    """The memory of each iteration on this rank in GiB, above `above` bytes, and what is held at its end.
 
-    It is the memory of torch's allocator on a GPU, and on a CPU the RAM of the process. An iteration lasts from one
-    call of `begin` to the next, or to `end`, which do not wait for a GPU. A CUDA graph keeps `graph_gib`, which the
+    It is the memory of torch's allocator on a GPU, and on a CPU the RAM of the process, or NaN. An iteration lasts from
+    one call of `begin` to the next, or to `end`, which do not wait for a GPU. A CUDA graph keeps `graph_gib`, which the
     allocator does not count between replays.
     """
 
     def __init__(self, device: torch.device, above: int, graph_gib: float = 0.0) -> None:
         self.device, self.above, self.graph_gib = device, above, graph_gib
         self.held_gib: list[float] = []
-        """Memory that is held at the end of each iteration."""
         self.peak_gib: list[float] = []
         self._begun, self._knows_peak = False, True
 
@@ -109,8 +108,7 @@ class IterationMemory:
         self._begun = False
         held = _held_bytes(self.device)  # before the peak, which must not be smaller
         peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else _status_bytes("VmHWM")
-        peak = peak if self._knows_peak else math.nan
-        for gib, total in ((self.held_gib, held), (self.peak_gib, peak)):
+        for gib, total in ((self.held_gib, held), (self.peak_gib, peak if self._knows_peak else math.nan)):
             extra = total - self.above
             gib.append((0.0 if extra < 0 else extra / 2**30) + self.graph_gib)
 

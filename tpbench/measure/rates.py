@@ -17,15 +17,13 @@ SIDE = {"cuda": 8192, "cpu": 512}
 """Rows and columns of the square matrices that are multiplied."""
 
 SHARD_BYTES = {"cuda": 2**26, "cpu": 2**20}
-"""Bytes of each rank in the all-gather that measures the bandwidth between ranks: large enough that its latency does
-not matter."""
+"""Bytes of each rank in the all-gather that measures the bandwidth between ranks, whatever its latency."""
 
 
 def copy_gb_per_s(device: torch.device) -> float:
-    """Measure a large copy within each rank's memory, in 1e9 bytes per second. Collective.
+    """Measure a large copy within each rank's memory, in 1e9 bytes read and written per second. Collective.
 
-    Bytes read and bytes written both count. All ranks copy at once: on a CPU they share the memory bandwidth, as the
-    variants do. The result is the median of `COPIES` copies on the slowest rank.
+    All ranks copy at once, because on a CPU they share the memory bandwidth. The result is that of the slowest rank.
     """
     source = torch.ones(BYTES[device.type] // 2, dtype=torch.int8, device=device)
     target = torch.empty_like(source)

@@ -49,10 +49,10 @@ class Cell:
         Args:
             set_up: sets the variant up on this rank, as an `AuditedSession` or a session with a schedule. The chained
                 clock calls it again for copies of the inputs.
-            settings: the inputs of a variant from outside this package change before each iteration in any case.
+            settings: how to measure. `fresh` always holds for a variant from outside this package.
             copy_gb_per_s: copy bandwidth of this machine in 1e9 bytes per second, for the floor.
-            interpreted: True if Triton's interpreter runs the kernels. A first pass that then exceeds the time budget
-                is the only one. It is checked and its time counts (`warmed_up` is false).
+            interpreted: True if Triton's interpreter runs the kernels. A first pass that exceeds the time budget is
+                then the only one, and its time counts (`warmed_up` is false).
             interleaved: True if other cells run in the same processes.
         """
         self.compiled_before_s = spent_s()
@@ -67,12 +67,10 @@ class Cell:
         if self.on_gpu:
             self.timers["device"] = DeviceTimer(context.device, cache)
         self.watch = ClockWatch(context.device)
-        self.step = self.session.step
-        """The function that the clocks time: the session's step, or the replay of its graph."""
+        self.step = self.session.step  # what the clocks time: also the replay of its graph
         self.columns: dict[str, Any] = {"copy_gb_per_s": copy_gb_per_s}
         """Columns of the row so far."""
-        self.runs: dict[str, ClockRun] = {}
-        """The samples of each clock, by its name."""
+        self.runs: dict[str, ClockRun] = {}  # by the name of the clock
         self.in_rounds = interleaved
         """True if the clocks run in rounds: `run_round` until no cell needs more."""
 
@@ -282,8 +280,8 @@ class Cell:
 def cost_columns(costs: Costs, copy_gb_per_s: float) -> dict[str, Any]:
     """Return the unavoidable costs of an iteration and their time on this machine, the floor.
 
-    floor_ms = max(bytes_moved / copy_gb_per_s + wire_ms, compute_ms): memory traffic and communication, or products.
-    `Costs` has two exceptions. Without counted bytes the floor is missing.
+    floor_ms = max(bytes_moved / copy_gb_per_s + wire_ms, compute_ms), with two exceptions that `Costs` names. Without
+    counted bytes it is missing.
     """
     columns = {"bytes_communicated": costs.bytes_communicated, "copy_gb_per_s": copy_gb_per_s}
     if costs.bytes_moved is None:
@@ -300,8 +298,7 @@ def cost_columns(costs: Costs, copy_gb_per_s: float) -> dict[str, Any]:
 def time_columns(samples: Mapping[str, Samples], costs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns of each clock's samples: statistics over iterations of the maximum over ranks.
 
-    The fraction of the floor and the bandwidth use device_ms where there are device samples, else time_ms. `costs`: the
-    columns of `cost_columns`.
+    The fraction of the floor and the bandwidth are by device_ms, or without it by time_ms. `costs`: `cost_columns`.
     """
     columns: dict[str, Any] = {}
     for clock in TIMED:

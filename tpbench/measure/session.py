@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tpbench.settings import setting
 
 STEPS_FILE = "steps.log"
-"""Name of a file in the folder of a cell. A sweep prints the lines that a workload appends to it while it runs."""
+"""A file in the folder of a cell: a sweep prints the lines that a workload appends to it while it runs."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,7 @@ class Context:
         """Return what `measure` returns, which a set-up on a copy of the inputs does not measure again."""
         if name not in self.known:
             self.known[name] = measure()
-        result: ResultT = self.known[name]
-        return result
+        return self.known[name]  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ class Costs:
     compute_ms: float = 0.0
     """Time of the FLOPs at a rate measured on this machine. The floor is at least this."""
     wire_ms: float = 0.0
-    """Time of the unavoidable communication at a bandwidth measured on this machine, which the floor adds."""
+    """Time of the unavoidable communication at a rate measured on this machine, which the floor adds."""
     wire_beside_memory: bool = False
     """True if one kernel can communicate some bytes while it moves others: the floor has the longer time, not both."""
     consecutive: bool = False
@@ -113,8 +112,7 @@ class IterationSchedule:
     iterations: int
     """Timed iterations, after the warm-up."""
     held_before: int = 0
-    """Bytes that the rank held before the session allocated parameters and states (`memory.held_bytes`), from which the
-    peak memory counts."""
+    """Bytes that the rank held before the session allocated its own (`rank_memory.held_bytes`): peaks count from it."""
     traced: bool = True
     """True if its iterations are traced even in a process that runs further jobs, which then needs a new process."""
 
@@ -152,8 +150,6 @@ class Session:
         return {}
 
     def capture(self) -> float:
-        """Make all later iterations of a schedule replays of a CUDA graph, and return the GiB that the graph keeps.
-
-        Called after the warm-up if the job has `graph=true`. Collective.
-        """
+        """Make all iterations of a schedule after its warm-up replays of a CUDA graph, and return the GiB that the
+        graph keeps. Collective."""
         return 0.0

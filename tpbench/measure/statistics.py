@@ -22,11 +22,10 @@ IDLE_SHARE = 0.2
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float] | None:
-    """Return a 95% confidence interval of the median by order statistics, or None for fewer than 6 samples.
+    """Return a 95% confidence interval of the median, or None for fewer than 6 samples.
 
-    The interval is [k-th smallest, k-th largest sample], for any distribution. The number of n samples below the true
-    median follows Binomial(n, 1/2); k is the largest number with P(fewer than k below) <= 1/40 on either side
-    (Conover, Practical Nonparametric Statistics, 3rd edition, section 3.2).
+    It is [k-th smallest, k-th largest sample], for any distribution: the number of samples below the true median is
+    binomial (Conover, Practical Nonparametric Statistics, 3rd edition, section 3.2).
     """
     ordered = np.sort(samples)
     k = _interval_rank(len(ordered))

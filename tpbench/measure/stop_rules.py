@@ -17,40 +17,31 @@ from tpbench.measure.session import Context, MeasureSettings, Session
 from tpbench.measure.statistics import Samples, precise_enough
 from tpbench.measure.timers import Timer
 
-WARMUP_ITERATIONS = 3
-FIRST_BLOCK = 5
-"""Iterations of the first block of a cell that is measured by itself."""
+WARMUP_ITERATIONS, FIRST_BLOCK = 3, 5
+"""Untimed iterations of a cell that is measured by itself, and those of its first block."""
 
-ROUNDS = 24
-"""A clock's time budget is divided into about this many rounds."""
+ROUNDS, MIN_ROUNDS = 24, 12
+"""A clock's time budget is divided into about so many rounds. No median counts as precise before `MIN_ROUNDS`: the
+interval of a ratio of cells is computed from rounds."""
 
-MIN_ROUNDS = 12
-"""No median counts as precise before this many rounds: the interval of a ratio of cells is computed from rounds."""
-
-REWARM_ITERATIONS = 1
-"""Untimed iterations at the start of a round: they allocate the freed memory again and fill the caches."""
-
-FIRST_ROUND_ITERATIONS = 2
-"""Iterations of the first round, which shows the time of one iteration with its overhead."""
+REWARM_ITERATIONS, FIRST_ROUND_ITERATIONS = 1, 2
+"""Untimed iterations of each round, which allocate the freed memory again and fill the caches, and timed ones of the
+first round, which shows the time of one iteration with its overhead."""
 
 
 class RoundRequest(IntEnum):
     """A cell's request after a round. The smallest one of its clocks holds."""
 
-    NO_MORE = 0
-    """The cell's time budget or its number of iterations is used up."""
-    MORE = 1
-    """The cell's medians are not precise enough yet."""
-    ENOUGH = 2
-    """The cell's medians are precise. It runs further rounds while other cells need more: all get equally many."""
+    NO_MORE = 0  # its time budget or its number of iterations is used up
+    MORE = 1  # its medians are not precise enough yet
+    ENOUGH = 2  # it runs further rounds while other cells need more: all get equally many
 
 
 def next_cells(requests: Mapping[int, RoundRequest]) -> Iterator[int]:
     """Yield the cell that runs the next round, in the order A B B A, so that drift affects all cells alike.
 
-    `requests` has the present request of each cell. The rounds end when no cell needs more. The next A B B A has
-    another random order, equal on all ranks. Otherwise a cell would always follow the same other one, which may have
-    heated or cooled the GPU, and the first and the last cell would often follow themselves.
+    `requests` has the present request of each cell. The next A B B A has another random order, equal on all ranks, so
+    that no cell always follows the same other one, which may have heated or cooled the GPU.
     """
     generator, order = random.Random(0), list(requests)
     while RoundRequest.MORE in requests.values():
@@ -77,8 +68,7 @@ class ClockRun:
         """`step`: the step of the session, or the replay of its graph."""
         self.timer, self.step, self.session = timer, step, session
         self.context, self.settings = context, settings
-        self.rounds: list[Samples] = []
-        """The samples of each block or round."""
+        self.rounds: list[Samples] = []  # of each block or round
         self.spent_s = 0.0
 
     @property

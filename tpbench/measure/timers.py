@@ -19,7 +19,6 @@ from tpbench.measure.session import Context
 
 L2_FLUSH_BYTES = 256 * 2**20
 """At least twice the L2 cache of current GPUs (an H200 has 50 MiB, a B200 126 MiB)."""
-
 CPU_FLUSH_BYTES = L2_FLUSH_BYTES // 4
 """For all ranks of a CPU together, because they share its last-level cache."""
 
@@ -27,16 +26,12 @@ SLEEP_CYCLES_PER_S = 2.0e9
 """Clock rate assumed for `torch.cuda._sleep`, which counts cycles: an H200 runs at up to 1.98 GHz."""
 
 SLEEP_MARGIN = 1.5
-"""The device sleeps this many times as long as the host takes to queue an iteration. The margin also covers clocks
-above 2 GHz."""
+"""The device sleeps so many times as long as the host takes to queue an iteration, also at clocks above 2 GHz."""
 
 ITERATIONS = {"cuda": 20, "cpu": 5}
-"""Iterations of a stopwatch."""
-WARMUP_ITERATIONS = 2
-LEAST_ITERATIONS = 5
-CHAINED_MS = 40.0
-LIMIT_MS = 300.0
-"""Long steps are timed for about so long, but at least `LEAST_ITERATIONS` times."""
+"""Iterations of a stopwatch. Long steps are timed for about `LIMIT_MS`, but at least `LEAST_ITERATIONS` times."""
+WARMUP_ITERATIONS, LEAST_ITERATIONS = 2, 5
+CHAINED_MS, LIMIT_MS = 40.0, 300.0
 
 Timed: TypeAlias = tuple[Callable[[], None], Callable[[], None]]
 """A step, and the function that restores its inputs: called before each step, outside the timed region."""
@@ -111,13 +106,11 @@ class WallTimer(Timer):
     def __init__(self, device: torch.device, cache: Tensor) -> None:
         super().__init__(device, cache)
         self.launches_ms: list[float] = []
-        """For each iteration that counts: milliseconds from the call of the step until it returned. On a GPU an honest
-        step has then launched all its work. Waits for the device, or for room in its queue, count."""
+        """For each iteration that counts: milliseconds from the call of the step until it returned."""
 
     def warm_up(self, step: Callable[[], None], restore: Callable[[], None], iterations: int) -> None:
         kept = len(self.launches_ms)
         super().warm_up(step, restore, iterations)
-        # The last entries then belong to the iterations that count, also if rounds warm up in between.
         del self.launches_ms[kept:]
 
     def interleaved(self, timed: Sequence[Timed], iterations: int) -> list[list[float]]:
@@ -186,14 +179,13 @@ class Stopwatch:
         self.device, self.cache = context.device, cold_cache(context.device, context.world_size)
 
     def ms(self, step: Callable[[], None], restore: Callable[[], None] = do_nothing, *, on_host: bool = False) -> float:
-        """Return the median over a few iterations of the slowest rank's time. `restore` is called before each one."""
+        """Return the median over a few iterations of the slowest rank's time."""
         return median(self.interleaved_ms((step, restore), on_host=on_host)[0])
 
     def interleaved_ms(self, *timed: Timed, iterations: int | None = None, on_host: bool = False) -> list[list[float]]:
         """Return the slowest rank's time of each iteration, for several steps timed in ABBA order.
 
         A GPU at its power limit lowers its clock over time, so that only times of the same moment are comparable.
-        Without a number of `iterations`, long steps have fewer than short ones (`LIMIT_MS`).
         """
         timer = self._timer(on_host)
         last_ms = [timer.samples(step, restore, WARMUP_ITERATIONS)[-1] for step, restore in timed]
@@ -203,9 +195,9 @@ class Stopwatch:
         return [_slowest(samples) for samples in timer.interleaved(timed, iterations)]
 
     def chained_ms(self, *timed: Timed, iterations: int | None = None) -> list[list[float]]:
-        """Return the wall time of a step back to back with others and their `restore`, for each such block of steps.
+        """Return the wall time of a step back to back with others and their `restore`, for each block of steps.
 
-        The blocks of several steps alternate. All have as many iterations, as long as `CHAINED_MS` of the first step.
+        The blocks of several steps alternate. All have as many iterations: `CHAINED_MS` of the first step.
         """
         first_ms = self.ms(*timed[0], on_host=True)
         count = max(2, min(ITERATIONS["cuda"], int(CHAINED_MS / first_ms)))
@@ -220,7 +212,7 @@ class Stopwatch:
         return [[block_ms / count for block_ms in of_step] for of_step in samples]
 
     def blocks_ms(self, *timed: Timed, iterations: int) -> list[list[float]]:
-        """Return the same for each step in blocks of consecutive iterations of its own, in ABBA order of blocks.
+        """Return the times of each step in blocks of its own, in ABBA order of blocks.
 
         The first half of each block does not count, until the clock of a GPU at its power limit is that of the step.
         """
@@ -239,4 +231,4 @@ def _slowest(samples: Sequence[float]) -> list[float]:
     """Return the time of each iteration on its slowest rank."""
     slowest = torch.tensor(samples, dtype=torch.float64)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    return [float(sample) for sample in slowest]
+    return slowest.tolist()  # type: ignore[no-any-return]

@@ -1,9 +1,8 @@
 """The workloads that can be measured, and how a workload and its variants are declared.
 
 No module that this package imports uses torch: the launcher reads workloads to plan a sweep. A workload of this package
-is a folder with two entry points. Its `__init__` declares the problem's fields, the variants and the columns of a row.
-Its `bench` module, which only ranks import, declares what runs on a rank as a user's file does: functions for the
-inputs, a reference or a check, the costs, and maybe more, or a session. `operation` runs these.
+is a folder. Its `__init__` declares the problem's fields, the variants and the columns of a row. Its `bench` module,
+which only ranks import, declares what runs on a rank as a user's file does. `operation` runs that.
 """
 
 import functools
@@ -48,22 +47,19 @@ class Variant:
     requires: tuple[str, ...] = ()
     """Importable names of the packages without which the variant is skipped."""
     requires_cuda: bool | Callable[[Any], bool] = False
-    """True if the variant is skipped on a CPU. May be a function of the problem."""
+    """True if the variant is skipped on a CPU. May be a function of the problem, as may the next three."""
+    no_graph_reason: str | Callable[[Any], str] = ""
+    """Why an iteration cannot be captured in a CUDA graph. Empty if it can."""
+    uses_triton: bool | Callable[[Any], bool] = False
+    """True if the kernels run in Triton's interpreter on a CPU: such rows are marked `interpreted`."""
+    unsupported_reason: Callable[[Any, int], str | None] = lambda problem, tp_size: None
+    """Return why the variant cannot run a (valid) problem on tp_size ranks: its cell is skipped. None if it can."""
     cpu_only_reason: str = ""
     """Why the variant cannot run on GPUs. Empty if it can."""
-    no_graph_reason: str | Callable[[Any], str] = ""
-    """Why an iteration cannot be captured in a CUDA graph. Empty if it can. May be a function of the problem."""
-    uses_triton: bool | Callable[[Any], bool] = False
-    """True if the kernels run in Triton's interpreter on a CPU: such rows are marked `interpreted`. May be a function
-    of the problem."""
-    unsupported_reason: Callable[[Any, int], str | None] = lambda problem, tp_size: None
-    """Return why the variant cannot run a (valid) problem on tp_size ranks, or None if it can. The cell is skipped with
-    that reason."""
     process_settings: str = ""
     """Settings of the whole process that the variant changes. No other job runs in its processes. Empty: none."""
     bytes_communicated: Callable[[Any, Any], int] | None = None
-    """`(problem, rank)`: the bytes that a rank sends, if the workload declares functions and this variant sends other
-    bytes than its costs say."""
+    """`(problem, rank)`: the bytes that a rank sends, if they aren't those of the workload's costs."""
     file: Path | None = None
     """The module of the implementation, if `prepare` only imports it: the kernels of this module are those that run."""
     place: tuple[str, int] | None = None
@@ -74,8 +70,7 @@ class Variant:
 class Pivot:
     """Layout of a workload's rows in a report. Names are columns of a row, or keys of `derived`.
 
-    Other fields of the problem that vary are added: a field that changes the problem becomes a key of the table's rows,
-    an option of a variant becomes a part of the table's column.
+    Other fields of the problem that vary become keys of the table's rows, and options of a variant parts of its column.
     """
 
     rows: tuple[str, ...] = ("tp_size",)
@@ -89,8 +84,7 @@ class Pivot:
     loss_tolerance: Mapping[str, float] = field(
         default_factory=lambda: {"bfloat16": 2e-2, "float16": 5e-3, "float32": 1e-4}
     )
-    """By dtype, the largest difference between the losses of equal problems, relative to the larger of the loss and
-    1."""
+    """By dtype, the largest difference between losses of equal problems, over the larger of the loss and 1."""
 
 
 @dataclass(frozen=True)
@@ -99,12 +93,12 @@ class Study:
 
     question: str
     columns: tuple[str, ...] = ()
-    """Columns that stand first, such as those of every row. Columns of the workload that name the study follow.
-    Columns that no row has are left out."""
+    """Columns that stand first, before those of the workload that name the study. Those that no row has are left
+    out."""
     module: str = ""
     """Import path of a module that computes the study instead. Its `tables(rows)` returns a list of
-    `tpbench.tables.Table`. If it has `picture(rows)`, that returns a `Picture` of `study_data`, or None. A row is a
-    dictionary by column; missing is None."""
+    `tpbench.tables.Table`, and `picture(rows)`, if there is one, a `study_data.Picture` or None. A row is a dictionary
+    by column; missing is None."""
     best_by: tuple[str, ...] = ()
     """Columns to compare a cell with the best one of its problem. The first that a row has is used."""
     compared_across: tuple[str, ...] = ()
@@ -120,8 +114,8 @@ LATE = Study("what does a late rank cost the others (late=true)?", module=f"{__n
 class Workload:
     """A problem with an oracle and a count of its unavoidable bytes, FLOPs and communicated bytes.
 
-    Its functions are registered by the methods that are decorators. A subclass may override what plans and describes a
-    cell: `resolve`, `planned_columns`, `expected_memory`, `least_gib`, `unsupported_reason` and `document`.
+    The methods that are decorators register its functions. A subclass may override what plans and describes a cell,
+    from `resolve` to `document`.
     """
 
     problem: type
@@ -136,9 +130,9 @@ class Workload:
     columns: Iterable[Column] | Mapping[str, str] = ()
     """Results that only this workload's rows have. A user's file may give their names and meanings only."""
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Other names that a command line may use, each with the arguments that it stands for. `{}` is the value. If the
-    command line has the name of such an argument, that is an error; an argument without `{}` is then left out.
-    Arguments may use the resolvers of `SweepComposer`."""
+    """Other names that a command line may use, each with the arguments that it stands for, which may use the resolvers
+    of `SweepComposer`. `{}` is the value. Such an argument is an error beside its alias; one without `{}` replaces
+    the alias's own."""
     headline: tuple[str, ...] = ()
     """The problem fields that name a cell in a progress line. A field that is null or 0 is left out."""
     pivot: Pivot = Pivot()
@@ -147,15 +141,14 @@ class Workload:
     former_fields: Mapping[str, Any] = field(default_factory=dict)
     """Fields that the problem had once and that could not change a result, each with its value in every job's key."""
     scheduled: bool | Callable[[Any], bool] = False
-    """True if the problem fixes the number of iterations, and each iteration continues the one before. No stop rule
-    applies, and cells cannot be interleaved. `session` runs them. May be a function of the problem."""
+    """True if each iteration continues the one before, as many as the problem says: no stop rule applies, and cells
+    cannot be interleaved. `session` runs them. May be a function of the problem."""
     reusable_process: bool = True
     """True if jobs leave no state in a process, so that it may run the next job, or interleave both."""
     definition: Mapping[str, Any] | None = None
     """What rows carry of a workload from outside this package (`definition`). None for one of this package."""
     functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
-    """The functions that `inputs`, `refresh`, `reference` or `check`, `costs`, `step` and `details` declare, by these
-    names."""
+    """The functions that the decorators declare, by the decorators' names."""
     prepared: type = object
     """The type that a variant's function returns, with `step`."""
     output: type = dict
@@ -197,10 +190,7 @@ class Workload:
 
     @functools.cached_property
     def option_defaults(self) -> dict[str, Any]:
-        """The value of each option that means "not used": its field's default. In order of declaration.
-
-        An option is a field that only some variants support. Such a variant names the field in its `options`.
-        """
+        """The default of each option: a field that only variants support that name it in their `options`."""
         values = defaults(self.problem)
         return {name: values[name] for name in field_traits(self.problem, "option")}
 
@@ -212,11 +202,7 @@ class Workload:
 
     @functools.cached_property
     def graph_options(self) -> dict[str, Any]:
-        """Values of options that a CUDA graph requires.
-
-        With `graph=true` they replace the defaults of the variants that have these options, and labels leave them out.
-        A value that the user chose stays.
-        """
+        """Values of options that a CUDA graph requires: defaults with `graph=true`, which labels leave out."""
         return field_traits(self.problem, "with_graph")
 
     @functools.cached_property
@@ -256,17 +242,13 @@ class Workload:
         return self._declare("inputs", function)
 
     def refresh(self, function: FunctionT) -> FunctionT:
-        """Register `(problem, inputs, rank) -> None`: write those inputs anew, in place, that follow from other inputs.
-
-        All ranks call it each time after a check has changed the inputs.
-        """
+        """Register `(problem, inputs, rank) -> None`: write inputs that follow from others anew, in place, after a
+        change. All ranks call it."""
         return self._declare("refresh", function)
 
     def reference(self, function: FunctionT) -> FunctionT:
-        """Register `(problem, inputs, rank) -> dict of tensors`: the correct outputs of a rank, in float64.
-
-        All ranks call it, so it may use collectives.
-        """
+        """Register `(problem, inputs, rank) -> dict of tensors`: the correct outputs of a rank, in float64. All ranks
+        call it, so it may use collectives."""
         return self._declare("reference", function)
 
     def check(self, output: type) -> Callable[[FunctionT], FunctionT]:
@@ -279,17 +261,13 @@ class Workload:
         return lambda function: self._declare("check", function)
 
     def costs(self, function: FunctionT) -> FunctionT:
-        """Register `(problem, rank) -> Costs` of a rank, or `(problem, inputs, rank) -> Costs`.
-
-        Without it, rows have no floor.
-        """
+        """Register `(problem, rank) -> Costs` or `(problem, inputs, rank) -> Costs`. Without it, rows have no floor."""
         return self._declare("costs", function)
 
     def step(self, prepared: type) -> Callable[[FunctionT], FunctionT]:
-        """Register `(problem, inputs, prepared, rank) -> Step`: the iteration of what a variant's function returns.
-
-        Without it, that is a function without arguments or a `Step`. With it, an object of the given type. The step may
-        name other inputs than the workload's, and its `restore` is never timed.
+        """Register `(problem, inputs, prepared, rank) -> Step`: the iteration of what a variant's function returns, an
+        object of the given type. Without it, that is a function without arguments or a `Step`. The step may name other
+        inputs than the workload's, and its `restore` is never timed.
         """
         self.prepared = prepared
         return lambda function: self._declare("step", function)
@@ -305,9 +283,8 @@ class Workload:
     def session(self, function: FunctionT) -> FunctionT:
         """Register `(problem, variant, rank) -> Session` for iterations that continue the one before, as training does.
 
-        The session has a `schedule` (`IterationSchedule`), and each of its iterations runs once. It calls
-        `variant.prepare` and makes, counts and compares everything itself. Where `scheduled` holds, it replaces all
-        other functions; a workload that doesn't say is always `scheduled`.
+        The session has a `schedule` (`IterationSchedule`). It calls `variant.prepare` and makes, counts and compares
+        everything itself. Where `scheduled` holds, by default always, it replaces all other functions.
         """
         self.scheduled = self.scheduled or True
         return self._declare("session", function)
@@ -337,10 +314,7 @@ class Workload:
         return register
 
     def variant_of(self, name: str, function: str, summary: str, **traits: Any) -> None:
-        """Register a variant whose function, `MODULE.FUNCTION` of the workload's folder, is imported by ranks only.
-
-        `traits`: the fields of `Variant`.
-        """
+        """Register a variant whose function, `MODULE.FUNCTION` of the workload's folder, is imported by ranks only."""
         module, _, attribute = function.rpartition(".")
 
         def prepare(problem: Any, inputs: Any) -> Any:
@@ -355,9 +329,8 @@ class Workload:
         importlib.import_module(self.bench_module)  # it may declare the functions
         operation = importlib.import_module(f"{__name__}.operation")
         scheduled = self.scheduled(problem) if callable(self.scheduled) else self.scheduled
-        set_up = operation.scheduled_session if scheduled else operation.OperationSession
-        session: Session = set_up(self, problem, variant, context)
-        return session
+        set_up: Callable[..., Session] = operation.scheduled_session if scheduled else operation.OperationSession
+        return set_up(self, problem, variant, context)
 
     @property
     def bench_module(self) -> str:

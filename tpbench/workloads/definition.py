@@ -19,6 +19,7 @@ from tpbench.settings import checked_value, setting
 from tpbench.workloads import NAMES, Workload, register, workloads
 
 _TYPES: dict[str, Any] = {"int": int, "float": float, "str": str, "bool": bool}
+_BROKEN = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 
 def definition_of(workload: Workload) -> dict[str, Any]:
@@ -40,8 +41,7 @@ def definition_of(workload: Workload) -> dict[str, Any]:
 
 
 def _path_in_checkout(file: Path) -> str:
-    """Return the path from the root of the file's git repository, which is equal in all checkouts, or else the whole
-    path."""
+    """Return the path from the root of the file's git repository, equal in all checkouts, or else the whole path."""
     root = next((folder for folder in file.parents if (folder / ".git").exists()), None)
     return (file.relative_to(root) if root else file).as_posix()
 
@@ -72,8 +72,7 @@ def _field(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
 def known(definition: Mapping[str, Any]) -> Workload:
     """Return the workload of a definition, without functions and variants, after registering it in this process.
 
-    Raises ValueError, KeyError, TypeError or AttributeError for data that `definition_of` did not make: a row file may
-    hold anything.
+    Raises one of `_BROKEN` for data that `definition_of` did not make: a row file may hold anything.
     """
     present = workloads().get(str(definition.get("name")))
     if present is not None and present.definition == definition:
@@ -109,13 +108,13 @@ def _made(definition: Mapping[str, Any]) -> Workload:
 def workload_of(row: Mapping[str, Any]) -> Workload | None:
     """Return the workload of a row, or None for one that this process doesn't know.
 
-    A user may edit an operation, and two files may use one name. If the form in which the row was measured has a field
-    that the registered one lacks, or is of another file, its problem is another one: its own form is returned.
+    A user may edit an operation, and two files may use one name. If the row's form has a field that the registered one
+    lacks, or is of another file, its problem is another one: its own form is returned.
     """
     present = workloads().get(row["workload"])
     if present is None or present.definition is None:
         return present
-    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):  # it may be any text
+    with contextlib.suppress(*_BROKEN):  # it may be any text
         own = _stored(row["workload_definition"])
         if own.name == present.name and not _extends(present.definition, own.definition or {}):
             return own
@@ -138,10 +137,9 @@ def _extends(definition: Mapping[str, Any], older: Mapping[str, Any]) -> bool:
 
 
 def register_stored(definitions: Iterable[Any]) -> None:
-    """Register the workloads of rows, given as JSON, newest first: the first form of a name that this process meets
-    stays, such as that of a file that the command line names. Values of another form are left out."""
+    """Register the workloads of rows, given as JSON, newest first. A name that this process knows keeps its form."""
     for text in dict.fromkeys(map(str, definitions)):
-        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        with contextlib.suppress(*_BROKEN):
             definition = json.loads(text)
             if definition["name"] not in workloads():
                 known(definition)

@@ -10,8 +10,8 @@ NORMAL_DEVIATION = 4 / 3**0.5
 """Standard deviation of `normal`, a sum of four uniform numbers of width 4: 2.31."""
 
 CHUNK = {"cpu": 2**18, "cuda": 2**23}
-"""Elements of a matrix that are computed or compared at once, by type of device. A chunk needs about five temporaries
-of 4 bytes per element: 160 MiB on a GPU, for few launches. A CPU's chunk fits into its cache."""
+"""Elements of a matrix that are computed or compared at once, by type of device: about 160 MiB of temporaries on a GPU,
+and what fits into the cache of a CPU."""
 
 
 def hash_index(seed: int, stream: int, index: Tensor) -> Tensor:
@@ -25,7 +25,7 @@ def hash_index(seed: int, stream: int, index: Tensor) -> Tensor:
 def normal(row_hash: Tensor, column_hash: Tensor) -> Tensor:
     """Return (rows, columns) fp32, about normally distributed: standard deviation 2.31, within +-8.
 
-    row_hash: (rows,) and column_hash: (columns,), both from `hash_index`. Each number is the sum of four uniform ones.
+    row_hash: (rows,) and column_hash: (columns,), both from `hash_index`.
     """
     bits = _as_int32(row_hash)[:, None] ^ _as_int32(column_hash)
     scratch = torch.empty_like(bits)
@@ -59,17 +59,14 @@ def fill_normal(
 
 
 def _mix(bits: Tensor, scratch: Tensor) -> None:
-    """Scramble int32 in place by lowbias32 (Chris Wellons): a bijection; every input bit affects every output bit.
-
-    int32 products wrap on every device.
-    """
+    """Scramble int32 in place by lowbias32 (Chris Wellons), a bijection. int32 products wrap on every device."""
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B - 2**32)):
         bits.bitwise_xor_(_shifted(bits, shift, scratch)).mul_(factor)
     bits.bitwise_xor_(_shifted(bits, 16, scratch))
 
 
 def _shifted(bits: Tensor, shift: int, out: Tensor) -> Tensor:
-    """Write bits >> shift, as unsigned numbers, to `out`: the mask removes the sign bits that torch shifts in."""
+    """Write bits >> shift to `out`, without the sign bits that torch shifts in."""
     torch.bitwise_right_shift(bits, shift, out=out)
     return out.bitwise_and_(2 ** (32 - shift) - 1)
 
@@ -83,6 +80,6 @@ def _mix_int(bits: int) -> int:
 
 
 def _as_int32(bits: Tensor) -> Tensor:
-    """Return int32 with the same low 32 bits. Computed by arithmetic, since an overflowing cast is not defined."""
+    """Return int32 with the same low 32 bits, by arithmetic: an overflowing cast is not defined."""
     low = bits & 0xFFFFFFFF
     return (low - ((low >> 31) << 32)).to(torch.int32)

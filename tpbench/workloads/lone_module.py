@@ -1,8 +1,4 @@
-"""Import one module of another project without the code of the packages around it.
-
-A package can need compiled parts, or many other packages, that one of its Triton kernels does not need. Only ranks that
-run such a kernel import this module.
-"""
+"""Import one module of another project without the packages around it, whose parts its Triton kernels don't need."""
 
 import importlib
 import importlib.util
@@ -12,15 +8,10 @@ from types import ModuleType
 
 
 def import_alone(name: str, without_code_of: Sequence[str]) -> ModuleType:
-    """Import an installed module, such as `verl.utils.kernel.kernels`, and return it. An imported module stays.
+    """Import an installed module, such as `verl.utils.kernel.kernels`, and return it.
 
-    Args:
-        name: The full name of the module. It comes from the code of a variant, never from a configuration.
-        without_code_of: Packages whose `__init__` does not run, such as `verl` and `verl.utils`. A package comes after
-            the package that contains it.
-
-    The incomplete packages are removed from `sys.modules` at the end. Code that imports one of them later therefore
-    gets the real package or the real error.
+    without_code_of: packages whose `__init__` does not run, each after the package that contains it. They are removed
+    from `sys.modules` at the end, so that a later import gets the real package or the real error.
     """
     added = [package for package in without_code_of if package not in sys.modules]
     try:

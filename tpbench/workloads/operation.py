@@ -41,12 +41,12 @@ class OperationSession(AuditedSession):
         self.trusted = variant.place is None
         self.confined = not self.trusted and "step" not in workload.functions
         """True if none of the variant's code may run between timed steps, where it could compute the next result."""
-        twice = "reference" in workload.functions
         make = workload.functions["inputs"]
-        self.inputs: Any = _computed(make, problem, self.rank) if twice else make(problem, self.rank)
+        is_dictionary = "reference" in workload.functions
+        self.inputs: Any = _computed(make, problem, self.rank) if is_dictionary else make(problem, self.rank)
         tensors = tensors_of(self.inputs)
         _require_dense(make, self.inputs, writable=True)
-        self.versions, self.checksums = _versions(tensors), _checksums(tensors) if self.confined else []
+        self.versions, self.checksums = _versions(tensors), [*map(_checksum, tensors)] if self.confined else []
         self.dtype = least_precise(tensors)
         """The least precise dtype of the inputs, whose tolerance holds for all outputs."""
         self.rates: dict[str, float] = {}
@@ -69,7 +69,7 @@ class OperationSession(AuditedSession):
 
     @functools.cached_property
     def stopwatch(self) -> Stopwatch:
-        """A stopwatch, with a buffer of the size of a cache that most sessions don't need."""
+        """A stopwatch, whose buffer of the size of a cache most sessions don't need."""
         return Stopwatch(self.rank)
 
     @property
@@ -79,7 +79,6 @@ class OperationSession(AuditedSession):
         return ms
 
     def _step(self) -> Step[Any]:
-        """Return what the variant's function returned as a step."""
         variant, step = self.variant, self.prepared
         if (make := self.workload.functions.get("step")) is not None:
             prepared = require(step, self.workload.prepared, variant, "the function")
@@ -124,14 +123,11 @@ class OperationSession(AuditedSession):
                 self.run.release()
 
     def restore(self) -> None:
-        """Restore what a step changes, after changing the inputs if every iteration gets fresh ones.
-
-        A confined variant restores within its step.
-        """
+        """Restore what a step changes, after changing the inputs if every iteration gets fresh ones."""
         if self.fresh:
             self.checksums = []
             self.audited_inputs.change()
-        if not self.confined:
+        if not self.confined:  # it restores within its step
             self._restore()
 
     def _restore(self) -> None:
@@ -139,25 +135,21 @@ class OperationSession(AuditedSession):
             self.run.restore()
 
     def _refresh(self) -> None:
-        """Let the workload write the inputs that follow from those that have changed. No variant can tell from the
-        tensors' version counters."""
+        """Let the workload write the inputs that follow from changed ones, unseen by the version counters."""
         if (function := self.workload.functions.get("refresh")) is None:
             return
         with _unsafe_preserve_version_counter(tuple(filterfalse(Tensor.is_inference, self.audited_inputs.tensors))):
             function(self.problem, self.inputs, self.rank)
 
     def check(self) -> Verdict:
-        """Compare the output of the last step with the reference, or let the workload compare it; then free it.
-
-        Raises WrongReturn for what a variant or the workload must not return.
-        """
+        """Compare the output of the last step with the reference, or let the workload compare it; then free it."""
         workload, run = self.workload, self.run
         output = require(self._read(), workload.output, self.variant, "the step")
         self.release()
         tensors = self.audited_inputs.tensors
         kept = not self.confined or self.versions == _versions(tensors)
         if self.checksums:  # torch does not count writes by NumPy, collectives and kernels
-            kept, self.checksums = kept and self.checksums == _checksums(tensors), []
+            kept, self.checksums = kept and self.checksums == [*map(_checksum, tensors)], []
         if (function := workload.functions.get("check")) is None:
             verdict = self._against_reference(output)
         else:
@@ -292,29 +284,26 @@ def relative_errors(got: Tensor, right: Tensor) -> Tensor:
     A row is along the last dimension of more than one element. Errors below half the smallest number of the dtype count
     as 0: no variant can avoid underflow. Whole numbers must be equal. NaN and other infinities have an infinite error.
     """
-    slack = torch.finfo(got.dtype).smallest_normal * torch.finfo(got.dtype).eps / 2 if got.is_floating_point() else 0.0
     if not right.is_floating_point():
         return torch.where(got == right, 0.0, math.inf).double()
+    slack = torch.finfo(got.dtype).smallest_normal * torch.finfo(got.dtype).eps / 2 if got.is_floating_point() else 0.0
     got, right = got.double(), right.double()
-    equal = got == right
-    size = right.abs()
+    error, size = (got - right).abs(), right.abs()
     if along := [dim for dim, length in enumerate(right.shape) if length > 1][-1:]:
         finite = right.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         size = size.maximum(finite.square().mean(along, keepdim=True).sqrt())
-    error = ((got - right).abs() - slack).clamp(min=0.0) / size
-    return torch.where(equal, 0.0, torch.where((got - right).abs() <= slack, 0.0, error).nan_to_num(math.inf, math.inf))
+    relative = ((error - slack).clamp(min=0.0) / size).nan_to_num(math.inf, math.inf)
+    return relative.masked_fill((got == right) | (error <= slack), 0.0)
 
 
-MOST_OF_COLUMN = 0.5
-"""The largest error of a correct column, relative to its norm. A lost column has 1, and two swapped ones about 1.4."""
-COLUMN_ROWS = 4
-"""Fewer rows decide nothing about a column."""
+MOST_OF_COLUMN, COLUMN_ROWS = 0.5, 4
+"""The largest error of a correct column, relative to its norm: a lost one has 1, and two swapped ones about 1.4. Fewer
+rows decide nothing about a column."""
 
 
 def _judge_columns(comparison: Comparison, name: str, got: Tensor, right: Tensor, limit: float) -> None:
-    """Judge each column of a matrix of floating-point numbers by its norm over all other dimensions.
+    """Judge each column of floating-point numbers by its norm: within its rows' tolerance it could be lost.
 
-    Elements may be small beside their row, so that their errors are within its tolerance although the column is lost.
     Some error relative to the row remains allowed: a 16th of the tolerance, a quarter of one rounding.
     """
     if not right.is_floating_point() or right.dim() < 2 or right.numel() < COLUMN_ROWS * right.shape[-1]:
@@ -344,12 +333,8 @@ def _versions(tensors: Iterable[Tensor]) -> list[int]:
     return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
-def _checksums(tensors: Iterable[Tensor]) -> list[int]:
-    """Return a number for each tensor that depends on all of its bits and on their order."""
-    return [_checksum(tensor) for tensor in tensors if tensor.layout == torch.strided]
-
-
 def _checksum(tensor: Tensor) -> int:
+    """Return a number that depends on all bits of a tensor and on their order."""
     bits = tensor.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
     bits = bits.clone() if bits.storage_offset() % 8 else bits  # a view of words begins at a whole one
     words = bits[: bits.numel() // 8 * 8].view(torch.int64)
@@ -365,17 +350,14 @@ def _parameters(function: Callable[..., Any]) -> int:
 
 
 def _computed(function: Callable[..., Any], *arguments: Any, twice: bool = True) -> dict[str, Tensor]:
-    """Return the tensors that a function of a workload returns. Raises WrongReturn for anything else.
-
-    `twice`: compute them again, and raise WrongReturn if they differ.
-    """
-    if not twice:
-        return _tensors(function, *arguments)
-    first = {name: value.cpu() for name, value in _tensors(function, *arguments).items()}
+    """Return the tensors that a function of a workload returns, computed `twice` to see that they are the same."""
     values = _tensors(function, *arguments)
-    for name in first | values:
-        if not (name in first and name in values and _same_bits(first[name], values[name].cpu())):
-            raise WrongReturn(function, f"{function.__name__} computes another {name} when it is called twice")
+    if twice:
+        first = {name: value.cpu() for name, value in values.items()}
+        values = _tensors(function, *arguments)
+        for name in first | values:
+            if not (name in first and name in values and _same_bits(first[name], values[name].cpu())):
+                raise WrongReturn(function, f"{function.__name__} computes another {name} when it is called twice")
     return values
 
 
@@ -393,16 +375,18 @@ def _tensors(function: Callable[..., Any], *arguments: Any) -> dict[str, Tensor]
 def _require_dense(function: Callable[..., Any], values: Any, *, writable: bool = False) -> None:
     """Raise WrongReturn for a tensor in a value that cannot be read as a whole, or changed in place (writable)."""
     if is_dataclass(values):
-        fields_that_change = (each for each in fields(values) if not each.metadata.get("constant"))
-        values = {each.name: getattr(values, each.name) for each in fields_that_change}
+        values = {
+            field.name: getattr(values, field.name) for field in fields(values) if not field.metadata.get("constant")
+        }
     for path, value in tree_flatten_with_path(values)[0]:
         name = getattr(path[0], "key", keystr(path)) if len(path) == 1 else keystr(path) or "a tensor"
-        is_tensor, why = isinstance(value, Tensor), ""
-        if is_tensor and value.layout != torch.strided:
-            why = f"is {value.layout}: return its parts as dense tensors"
-        elif is_tensor and (value.is_meta or value.is_quantized):
-            why = f"is {'on the device meta' if value.is_meta else 'quantized'}: return a plain tensor with data"
-        elif is_tensor and writable and any(size > 1 and not value.stride(dim) for dim, size in enumerate(value.shape)):
+        why = ""
+        if not isinstance(value, Tensor):
+            continue
+        if value.layout != torch.strided or value.is_meta or value.is_quantized:
+            kind = "on the device meta" if value.is_meta else "quantized" if value.is_quantized else value.layout
+            why = f"is {kind}: return dense tensors with data"
+        elif writable and any(size > 1 and not value.stride(dim) for dim, size in enumerate(value.shape)):
             why = "has elements that share memory, as after expand(): return a contiguous() one"
         if why:
             raise WrongReturn(function, f"{function.__name__} returns {name}, which {why}")

@@ -1,5 +1,6 @@
 """A variant that is ready to run, and the checks of what a variant returns."""
 
+import contextlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,10 +27,7 @@ class WrongReturn(TypeError):
 
 
 def require(value: Any, expected: type, variant: Variant, what: str) -> Any:
-    """Return the value that a variant returned. Raises WrongReturn if its type is not the expected one.
-
-    `what` names in the message what returned the value: the variant's function, or its step.
-    """
+    """Return the value that the variant's function or step (`what`) returned, if its type is the expected one."""
     if isinstance(value, expected):
         return value
     names = [name for name in getattr(expected, "__annotations__", {}) if not name.startswith("_")]
@@ -49,9 +47,7 @@ def count(value: Any, source: Variant | Callable[..., Any], name: str = "bytes_c
 def checked_columns(columns: Any, source: Variant | Callable[..., Any], valid: Mapping[str, type]) -> dict[str, Any]:
     """Return the columns of a row that a variant, or a function of its workload, sets.
 
-    valid: the columns, with their types as in `tpbench.columns.Column`.
-
-    Raises WrongReturn for a column that is not among the valid ones, and for a value that it cannot hold.
+    Raises WrongReturn for a column that is not among the valid ones, and for a value that is not of its type.
     """
     owner, name = ("variant", source.name) if isinstance(source, Variant) else ("workload", source.__name__)
     if not isinstance(columns, Mapping):
@@ -79,15 +75,13 @@ def _stored(value: Any, kind: type = object) -> Any:
     if isinstance(value, bool) and kind not in (bool, object):
         return None
     kinds = [stored for stored in _KINDS if kind in (object, stored) and isinstance(value, _KINDS[stored])]
-    try:
+    stored = None
+    with contextlib.suppress(OverflowError):
         stored = kinds[0](value) if kinds else None
-    except OverflowError:
-        return None
     return stored if not isinstance(stored, int) or -(2**63) <= stored < 2**63 else None
 
 
 OutputT = TypeVar("OutputT")
-"""The workload's result of an iteration on one rank."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +95,7 @@ class Step(Generic[OutputT]):
     columns: Callable[[], Mapping[str, Any]] = dict
     """Return further columns of the row, after an iteration. A row has those of rank 0."""
     restore: Callable[[], object] | None = None
-    """Restore what an iteration changes, such as overwritten inputs. Its time counts as a part of the step only for a
-    variant from outside this package."""
-
+    """Restore what an iteration changes, such as overwritten inputs. Only variants from outside are timed with it."""
     communicates_in_kernels: Callable[[], bool] = lambda: False
     """Return true if all communication happens inside kernels that also compute, after an iteration."""
     release: Callable[[], object] = lambda: None
@@ -111,8 +103,7 @@ class Step(Generic[OutputT]):
     inputs: Inputs | None = None
     """The tensors that an iteration reads, if the workload's `step` names them. None: those of its inputs."""
     costs: Costs | None = None
-    """The costs of an iteration, if the workload's `step` says so: a variant may not share the work. None: the
-    workload's."""
+    """The costs of an iteration, if the workload's `step` says so. None: those of the workload."""
 
     def __call__(self) -> OutputT | Callable[[], OutputT]:
         return self.run()

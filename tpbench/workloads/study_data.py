@@ -1,5 +1,4 @@
-"""Pictures of lines over panels, and speed-ups over a baseline. Plots of the report and studies of workloads make
-them, and the report draws them."""
+"""Pictures of lines over panels, and speed-ups over a baseline, which the report draws."""
 
 from __future__ import annotations
 
@@ -21,13 +20,13 @@ class Series:
     dashed: bool = False
     """True for another clock of the series with the same label. Its line is dashed and left out of the legend."""
     texts: tuple[str, ...] = ()
-    """Text beside each point. May be empty."""
+    """Text beside each point. May be empty, as may intervals and hovers."""
     crosses: tuple[float, ...] = ()
     """Values of x at which memory ran out. Each has a cross at the top."""
     intervals: tuple[tuple[float, float], ...] = ()
-    """Lower and upper end of each point's error bar. May be empty."""
+    """Lower and upper end of each point's error bar."""
     hovers: tuple[str, ...] = ()
-    """What a browser shows of each point under the mouse. May be empty."""
+    """What a browser shows of each point under the mouse."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +76,7 @@ class Speedups:
 
     @classmethod
     def over(cls, baseline: str, times: pd.DataFrame, facts: Mapping[str, Any], *, median: bool = False) -> Speedups:
-        """Divide the times of the baseline, or their median, by those of the other columns, (clock, implementation).
-
-        What has no ratio is left out.
-        """
+        """Divide the times of the baseline, or their median, by those of the other columns, (clock, implementation)."""
         by_clock: dict[str, Any] = {}
         for clock in times.columns.unique(0):
             base: Any = times[clock].get(baseline, math.nan)
@@ -92,12 +88,10 @@ class Speedups:
 
     @property
     def axis(self) -> list[Any]:
-        """The values of the axis, in order."""
         return sorted({x for ratios in self.by_clock.values() for x in ratios.index})
 
     @property
     def names(self) -> list[str]:
-        """The implementations, in the order of the alphabet."""
         return sorted({str(name) for ratios in self.by_clock.values() for name in ratios})
 
     def panel(self, title: str, unit: float = 1) -> Panel:

@@ -1,8 +1,7 @@
 """What the entropy loss and the linear loss share: a loss over a vocabulary that is sharded over ranks.
 
-An entropy loss is a linear loss whose logits are given. So both have the same losses from labels and from target
-logits, random labels and matrices, row-wise float64 oracle, and losses in torch operations. This module doesn't import
-torch: it has what both problems are, and says which of them the losses of other projects cannot do.
+An entropy loss is a linear loss whose logits are given. This module doesn't import torch: it has what both problems
+are, and says which of them the losses of other projects cannot do.
 """
 
 from collections.abc import Callable
@@ -14,8 +13,7 @@ from tpbench.settings import setting
 from tpbench.workloads import Workload
 
 LARGEST_SCALE = {"bfloat16": 4.0, "float16": 32.0, "float32": 1024.0}
-"""By the dtype to which variants may round logits, the largest factor on them. Beyond it, rounding alone changes some
-log-probabilities so much that the oracle could not tell a right result from a wrong one."""
+"""By the dtype to which variants may round logits, the largest factor on them that leaves errors to be found."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ class LossProblem:
 
     @property
     def largest_scale(self) -> float:
-        """The larger factor on the logits and on the target logits: rounding errors of both grow with it."""
+        """The larger factor on logits: their rounding errors grow with it."""
         return max(self.scale, self.target_scale)
 
     @property
@@ -88,16 +86,13 @@ class LossProblem:
             named = " and ".join(f"{name}={value}" for name, value in factors.items() if value != 1.0)
             complaints.append(
                 f"{named} would multiply logits by {self.largest_scale:g}, which must be at most {most:g} where they "
-                f"are rounded to {self.rounded_to}: the errors of rounding grow alike, and a right result could not be "
-                "told from a wrong one"
+                f"are rounded to {self.rounded_to}: beyond it rounding hides errors"
             )
         if self.vocab < tp_size:
             complaints.append(f"vocab={self.vocab} cannot be sharded over {tp_size=}: some rank would hold nothing")
         if loss == "cross_entropy" and self.temperature != 1.0:
-            complaints.append(
-                f"temperature={self.temperature} divides target logits, or those of logprob and policy: "
-                "loss=cross_entropy has none"
-            )
+            whose = "target logits, or those of logprob and policy"
+            complaints.append(f"temperature={self.temperature} divides {whose}: loss=cross_entropy has none")
         if not self.from_labels and self.ignored:
             complaints.append(f"ignored={self.ignored} needs labels: only {', '.join(LABEL_LOSSES)} have them")
         if self.kl_weight and loss != "policy":
@@ -131,16 +126,14 @@ def first_of(*refusals: Refusal) -> Refusal:
 
 def uneven(problem: LossProblem, tp_size: int) -> str | None:
     """Refuse shards of different sizes."""
-    if problem.vocab % tp_size:
-        return f"it needs a vocab that tp_size divides, got {problem.vocab} and {tp_size}"
-    return None
+    rest = problem.vocab % tp_size
+    return f"it needs a vocab that tp_size divides, got {problem.vocab} and {tp_size}" if rest else None
 
 
 def incomplete_sequences(problem: LossProblem, tp_size: int) -> str | None:
-    """Refuse rows that don't fill whole sequences: the loss has an advantage of each sequence."""
-    if problem.tokens % SEQUENCE:
-        return f"it needs tokens of whole sequences of {SEQUENCE}, got {problem.tokens}"
-    return None
+    """Refuse rows that don't fill whole sequences, each with an advantage."""
+    rest = problem.tokens % SEQUENCE
+    return f"it needs tokens of whole sequences of {SEQUENCE}, got {problem.tokens}" if rest else None
 
 
 def other_losses(problem: LossProblem, tp_size: int) -> str | None:
@@ -155,18 +148,13 @@ def labels_only(problem: LossProblem, tp_size: int) -> str | None:
     return other_losses(problem, tp_size) or (None if problem.logits_scale == 1.0 else "it has no logits_scale")
 
 
-labels_on_one_rank = first_of(lambda problem, tp_size: "it is for one GPU" if tp_size > 1 else None, labels_only)
+labels_on_one_rank = first_of(lambda problem, ranks: "it is for one GPU" if ranks > 1 else None, labels_only)
 labels_of_even_shards = first_of(uneven, labels_only)
-labels_over_ranks = first_of(
-    lambda problem, tp_size: None if tp_size > 1 else "it needs a group of ranks", labels_of_even_shards
-)
+labels_over_ranks = first_of(lambda _, ranks: None if ranks > 1 else "it needs a group of ranks", labels_of_even_shards)
 
 
 def peer(workload: Workload, name: str, requires: str, refusal: Refusal, summary: str, **traits: Any) -> None:
-    """Declare a loss of another project: the function of this name in `adapters`, for GPUs unless `traits` says else.
-
-    requires: the packages without which it is skipped.
-    """
+    """Declare a loss of another project, which `requires` packages: the function in `adapters`, by default for GPUs."""
     function = f"adapters.{name.removeprefix('linear_')}"
     traits = {"requires": tuple(requires.split()), "requires_cuda": True, "unsupported_reason": refusal, **traits}
     workload.variant_of(name, function, summary, **traits)

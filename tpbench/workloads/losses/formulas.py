@@ -1,8 +1,6 @@
-"""The losses of logits by torch's own functions and autograd.
+"""The losses of logits by torch's own functions and autograd. The oracle has its own formulas.
 
-The formulas of one loss are written separately for each use, and the oracle has its own. A loss by torch's own
-functions is of the gathered vocabulary, or of a sharded one under loss_parallel. An entropy loss gets the logits, and a
-linear loss makes them.
+They are of the gathered vocabulary, or of a sharded one under loss_parallel.
 """
 
 import math
@@ -120,10 +118,7 @@ def objective_losses(
 
 
 def policy_losses(problem: Any, logprob: Tensor, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the clipped losses of rows (PPO, GRPO) from the log-probabilities of their labels.
-
-    The second result is minus their derivatives, in closed form.
-    """
+    """Return the clipped losses of rows (PPO, GRPO) by their labels' log-probabilities, and minus the derivatives."""
     ratio, advantages = (logprob - rows["old_logprobs"]).exp(), rows["advantages"]
     gain, bound = ratio * advantages, ratio.clamp(1 - CLIP[0], 1 + CLIP[1]) * advantages
     loss, slope = -torch.minimum(gain, bound), torch.where(bound < gain, 0.0, gain)
@@ -140,10 +135,7 @@ def rows_that_count(labels: Tensor) -> Tensor:
 
 
 def bytes_of_statistics(numbers: int, shard: Any) -> int:
-    """Return the bytes that a rank sends in all-reduces of `numbers` fp32 numbers for each row.
-
-    Three are a row's maximum, sum and label's logit.
-    """
+    """Return the bytes that a rank sends in all-reduces of fp32 numbers of each row, such as maximum and sum."""
     return bytes_of_all_reduce(numbers * 4 * shard.tokens, shard.tp_size)
 
 
@@ -160,8 +152,7 @@ def differentiated(
 ) -> tuple[list[Any], tuple[Tensor, ...]]:
     """Return the mean loss, the losses of rows and their entropies, None for those that aren't computed, and gradients.
 
-    losses_of: returns the losses from the factors. objective: returns a scalar from all three, whose gradients by the
-    factors autograd computes, if `trains`.
+    losses_of: returns the losses from the factors. objective: returns from all three the scalar to differentiate.
     """
     leaves = [factor.detach().requires_grad_(trains) for factor in factors]
     with torch.set_grad_enabled(trains):
@@ -176,7 +167,7 @@ def under_loss_parallel(
 ) -> Callable[[], Any]:
     """Return the iteration of a loss by https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html.
 
-    iteration: gets the function that returns the mean cross-entropy of a rank's logits, whose dtype it computes in.
+    iteration: gets the function that returns the mean cross-entropy of a rank's logits, in their dtype.
     """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Replicate, Shard

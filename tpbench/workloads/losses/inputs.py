@@ -1,7 +1,6 @@
 """Random labels and matrices of the losses: the same numbers at any world size and on any device.
 
-Each number is an integer hash of (seed, stream, global row, global column), converted exactly and rounded once to the
-dtype (`tpbench.workloads.hashing`). A rank makes its shard without communication.
+Each number is an integer hash of (seed, stream, global row, global column), rounded once to the dtype.
 """
 
 from dataclasses import dataclass, field
@@ -65,8 +64,7 @@ def place(problem: LossProblem, context: Context) -> dict[str, Any]:
 def given_target(problem: LossProblem, streams: tuple[int, int], rows: range, device: torch.device) -> Any:
     """Return the labels or a teacher's top k of some rows, or None for a loss against target logits.
 
-    streams: those of the labels, and of the choice of rows to ignore. Labels, (rows,) int64, are uniform over the
-    vocabulary. A share `ignored` of them is IGNORED.
+    streams: those of the labels, (rows,) int64 and uniform over the vocabulary, and of the choice of rows to ignore.
     """
     row = torch.arange(rows.start, rows.stop, dtype=torch.int64, device=device)
     if not problem.from_labels:
@@ -92,10 +90,9 @@ _POLICY, _TOP = 120, 124
 def policy_rows(problem: Any, logprob: Tensor) -> dict[str, Tensor]:
     """Return the tensors of rows of the policy loss, (tokens,) fp32, near the log-probabilities of the labels.
 
-    The ratios' logarithms are -0.5, 0 and 0.5, so that the clip decides some of them, and that no rounding of logits
-    moves a ratio over a limit of the clip. Where rounding may move them by more than an eighth, they are -1 and 1. The
-    reference is 1 lower or higher. Advantages, positive and negative, are between 1 and 2. So the terms of a gradient
-    don't cancel for a kl_weight up to 0.3.
+    The ratios' logarithms are -0.5, 0 and 0.5: the clip decides some of them, and no rounding of logits moves one over
+    its limit. Where rounding may move them by more than an eighth, they are -1 and 1. Advantages are between 1 and 2,
+    and the reference is 1 away, so that the terms of a gradient don't cancel for a kl_weight up to 0.3.
     """
     row, of_sequence = (
         hash_index(problem.seed, stream, torch.arange(count, device=logprob.device))
@@ -154,8 +151,7 @@ def normal_matrix(
 ) -> Tensor:
     """Return (rows, columns) approximately normal numbers with standard deviation 2.31 * scale, within +-8 * scale.
 
-    streams: those of the row indices, and of the column indices. rows, columns: parts of a larger matrix. scale: a
-    power of two, which rounds nothing.
+    streams: of the row and column indices. rows, columns: parts of a larger matrix. scale: a power of two.
     """
     out = torch.empty(len(rows), len(columns), dtype=getattr(torch, problem.dtype), device=device)
     fill_normal(out, problem.seed, streams[0], scale, (rows.start, columns.start), streams[1])

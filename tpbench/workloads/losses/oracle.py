@@ -1,7 +1,6 @@
 """The float64 oracle of losses over a sharded vocabulary, in blocks of rows, and errors against it.
 
-It computes the definitions (log-softmax, then the sum) in float64, on the same shards as the variants, with plain
-all-reduces of one number per row. Blocks of rows bound its memory.
+It computes the definitions (log-softmax, then the sum) on the same shards as the variants, with plain all-reduces.
 """
 
 import functools
@@ -35,8 +34,7 @@ class LossOracle(ABC):
     """Logits of a block of rows on a rank, by type of device."""
 
     def __init__(self, problem: Any, shard: Any) -> None:
-        """`shard`: that of either loss. Its target: labels (tokens,), a top k, or anything for a loss against target
-        logits."""
+        """`shard`: that of either loss. Only labels and a top k are read of its target."""
         self.problem, self.shard, self.scale = problem, shard, problem.scale
         # Rounded logits are wrong in proportion to their scale. Errors of fp32 have room for a scale of 4.
         self.steep: float = max(1.0, problem.largest_scale / (4 if problem.rounded_to == "float32" else 1))
@@ -49,8 +47,7 @@ class LossOracle(ABC):
 
     @abstractmethod
     def logits(self, rows: slice) -> tuple[Tensor, Tensor | None]:
-        """Return local logits of some rows and, for a loss against target logits, target logits, unscaled, in
-        float64."""
+        """Return local logits of some rows, and target logits for a loss against these: unscaled, in float64."""
 
     @abstractmethod
     def limits(self) -> dict[str, float]:
@@ -83,14 +80,12 @@ class LossOracle(ABC):
                 if problem.entropy:
                     entropy[rows] = self.entropies(log_p) * self.counts[rows]
                 del log_p, log_q
-                if problem.trains:
-                    yield rows, *self.gradient_of_mean(slopes, shares, rows)
+                yield rows, *self.gradient_of_mean(slopes, shares, rows)
 
         blocks = right_gradients()
         if problem.trains:
             self.compare_gradients(comparison, output, blocks)
-        else:
-            deque(blocks)
+        deque(blocks)  # without gradients nothing else has read the rows
         right = {"loss": row_loss.sum() * self.inverse_count, "row_loss": row_loss}
         if problem.entropy:
             right["entropy"] = entropy
@@ -114,7 +109,6 @@ class LossOracle(ABC):
 
     @functools.cached_property
     def row_loss(self) -> Tensor:
-        """The loss of each row, (tokens,), as `losses` returns it."""
         return torch.cat([self.losses(*self.log_probabilities(rows), rows)[0] for rows in self.blocks()])
 
     def blocks(self) -> Iterator[slice]:
@@ -131,12 +125,10 @@ class LossOracle(ABC):
         return x - highest - self.sum((x - highest).exp().sum(-1)).log()[:, None]
 
     def losses(self, log_p: Tensor, log_q: Tensor | None, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """Return each row's loss and two terms, (rows, local columns): the gradient by scaled logits is the first less
-        the second.
+        """Return each row's loss, or its log-probability, and two terms, (rows, local columns).
 
-        The first has derivatives by each column's log p, the second their sum over all columns times p. The loss is 0
-        for a row that does not count, and the log-probability for loss=logprob. log_q: log-probabilities of the target
-        logits, or None for losses from labels and against a top k.
+        The first term has derivatives by each column's log p, the second their sum over all columns times p: the
+        gradient by scaled logits is their difference. log_q: log-probabilities of the target logits, if there are any.
         """
         if self.top is not None:
             return self._of_top_k(self.top, log_p, rows)
@@ -205,10 +197,8 @@ class LossOracle(ABC):
         return self.sum(-weighted(log_p.exp(), log_p).sum(-1))
 
     def gradient_of_mean(self, slopes: Tensor, shares: Tensor, rows: slice) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return the gradient of the mean loss by the unscaled local logits of some rows, from the terms of `losses`.
-
-        The others are the absolute terms in its place, which are much more than the gradient where they cancel.
-        """
+        """Return the gradient of the mean loss by the unscaled local logits of some rows, and its absolute terms, which
+        are much more than the gradient where the terms of `losses` cancel."""
         factor, absent = self.scale * self.inverse_count, ~self.counts[rows][:, None]
 
         def scaled(values: Tensor) -> Tensor:
@@ -228,10 +218,7 @@ class LossOracle(ABC):
 
 
 def set_policy_rows(problem: Any, shard: Any, oracle: type[LossOracle]) -> None:
-    """Write the rows of a policy loss, near the log-probabilities of the labels of these logits. Collective.
-
-    With those of other logits, ratios overflow, the rounding of logits decides about the clip, and terms cancel.
-    """
+    """Write the rows of a policy loss, near the log-probabilities of the labels of these logits. Collective."""
     if problem.is_policy:
         plain = {"objective": None} if problem.objective else {}
         logprob = -oracle(replace(problem, loss="cross_entropy", **plain), shard).row_loss
