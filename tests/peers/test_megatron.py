@@ -1,0 +1,158 @@
+"""The integration of Megatron-core: its losses at one and two ranks, and ten steps of its model.
+
+Megatron asks for the current GPU, and for a generator of random numbers on it. On a CPU both are replaced here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+
+from tests.peers.compared import VOCAB, assert_close, gradients, labels, normal
+from tests.support.ranks import Rank, run_on_ranks
+from tpbench.integrations import megatron as integration
+
+TOKENS, LABELS = labels(2, 12, ignored=0), labels(2, 12, ignored=0, seed=5)
+MASK = labels(2, 12, ignored=0.4, seed=6).ge(0).float()
+PADDED = 8
+
+
+def model(rank: Rank, **options: Any) -> Any:
+    """Return a GPTModel of two layers whose ranks share weights and vocabulary."""
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_mtp_block_spec
+    from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+    from megatron.core.transformer import TransformerConfig
+
+    if rank.device.type == "cpu":
+        torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
+        get_cuda_rng_tracker().fork = lambda *_: contextlib.nullcontext()
+    if not parallel_state.is_initialized():
+        parallel_state.initialize_model_parallel(rank.world_size)
+    torch.manual_seed(0)
+    config = TransformerConfig(
+        num_layers=2, hidden_size=32, num_attention_heads=4, use_cpu_initialization=True, attention_dropout=0.0,
+        hidden_dropout=0.0, tensor_model_parallel_size=rank.world_size, **options,
+    )  # fmt: skip
+    layer = get_gpt_layer_local_spec()
+    mtp = get_gpt_mtp_block_spec(config, layer, use_transformer_engine=False) if "mtp_num_layers" in options else None
+    return GPTModel(config, layer, VOCAB, 16, parallel_output=True, mtp_block_spec=mtp).to(rank.device)
+
+
+def losses(net: Any, **options: Any) -> Tensor:
+    positions = torch.arange(12).expand(2, 12)
+    hidden = torch.triu(torch.ones(12, 12), 1).bool()[None, None]
+    return net(TOKENS, positions, hidden, labels=LABELS, loss_mask=MASK, **options)
+
+
+def masked(values: Tensor) -> Tensor:
+    return (values * MASK).sum() / MASK.sum()
+
+
+def both_functions(rank: Rank, dtype: torch.dtype, fused: bool) -> Any:
+    """Return loss and gradient of this rank's logits by Megatron's function and by ours."""
+    net = model(rank, cross_entropy_loss_fusion=fused, cross_entropy_fusion_impl="native")
+    columns = VOCAB // rank.world_size
+    shard = normal(12, 2, VOCAB, dtype=dtype)[..., rank.rank * columns :][..., :columns]
+
+    def loss(logits: Tensor) -> Tensor:
+        return masked(net.compute_language_model_loss(LABELS, logits * 1))
+
+    theirs = gradients(loss, shard)
+    with integration.patched():
+        ours = gradients(loss, shard)
+    with integration.patched(in_place=True):
+        in_place = gradients(loss, shard)
+    with integration.patched(vocab_size=VOCAB - PADDED):
+        padded = gradients(loss, shard)
+    return theirs, ours, in_place, padded
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_values_and_gradients_are_those_of_its_loss(ranks: int) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        for fused in (False, True):
+            answers = run_on_ranks(ranks, both_functions, dtype, fused)
+            for theirs, ours, in_place, _ in answers:
+                rounded = torch.bfloat16 if fused else dtype  # Megatron's fused loss has gradients in bf16
+                assert_close(ours, theirs, rounded)
+                assert_close(in_place, theirs, rounded)
+    logits = normal(12, 2, VOCAB, dtype=torch.bfloat16)[..., :-PADDED].float()
+    truth = torch.nn.functional.cross_entropy(
+        logits.movedim(2, 1), LABELS.t().clamp(max=VOCAB - PADDED - 1), reduction="none"
+    )
+    counts = MASK.t() * (LABELS.t() < VOCAB - PADDED)
+    assert_close(answers[0][3][0], (truth * counts).sum() / MASK.sum(), torch.bfloat16)
+    assert answers[-1][3][1][0][..., -PADDED:].abs().max() == 0
+
+
+def trained(rank: Rank, ours: bool, options: dict[str, Any], processor: Any = None) -> tuple[list[float], list[Tensor]]:
+    """Return the losses of ten steps of Adam, and the gradients of the first step."""
+    net = model(rank, **options)
+    adam = torch.optim.Adam(net.parameters(), 1e-2)
+    history, first = [], []
+    arguments = {"output_processor": processor} if processor else {}
+    with integration.patched() if ours else contextlib.nullcontext():
+        for _ in range(10):
+            loss = masked(losses(net, **arguments))
+            adam.zero_grad()
+            loss.backward()
+            first = first or [each.grad.clone() for each in net.parameters()]
+            adam.step()
+            history.append(loss.item())
+    return history, first
+
+
+def ten_steps(rank: Rank, options: dict[str, Any], processor: Any) -> Any:
+    return trained(rank, False, options), trained(rank, True, options, processor)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("processor", [None, integration.output_processor], ids=["logits", "no_logits"])
+def test_ten_steps_of_its_model_have_its_losses(ranks: int, processor: Any) -> None:
+    from megatron.core import __version__
+
+    if processor and __version__ < "0.19":
+        pytest.skip("an output processor needs Megatron-core 0.19")
+    for theirs, ours in run_on_ranks(ranks, ten_steps, {"mtp_num_layers": 1}, processor):
+        assert theirs[0][-1] < theirs[0][0] - 0.1
+        assert_close(ours, theirs, what="losses, gradients")
+
+
+def along_the_sequence(rank: Rank) -> Any:
+    """Return loss and gradients of hidden states of which each rank has a part of the sequence, and those of all."""
+    hidden, weight = normal(12, 2, 32), normal(VOCAB, 32, seed=3)
+    truth = gradients(lambda h, w: masked(whole_losses(h @ w.T)), hidden, weight)
+    columns, part = VOCAB // rank.world_size, 12 // rank.world_size
+    rows, shard = hidden[rank.rank * part :][:part], weight[rank.rank * columns :][:columns]
+    config = SimpleNamespace(use_mup=False, sequence_parallel=True)
+
+    def loss(own_hidden: Tensor, own_weight: Tensor) -> Tensor:
+        layer = SimpleNamespace(weight=own_weight, tp_group=rank.group)
+        values = integration.output_processor(
+            hidden_states=own_hidden, output_layer=layer, output_weight=None, labels=LABELS, config=config
+        )
+        return masked(values)
+
+    return truth, gradients(loss, rows, shard)
+
+
+def whole_losses(logits: Tensor) -> Tensor:
+    return torch.nn.functional.cross_entropy(logits.movedim(2, 1), LABELS.t(), reduction="none").t()
+
+
+def test_an_output_processor_takes_parts_of_the_sequence() -> None:
+    answers = run_on_ranks(2, along_the_sequence)
+    loss, grads = answers[0][0]
+    for _, ours in answers:
+        assert_close(ours[0], loss)
+    for index, whole in enumerate(grads):
+        assert_close(torch.cat([ours[1][index] for _, ours in answers]), whole)
