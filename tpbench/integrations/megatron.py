@@ -10,10 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
-from tpbench.integrations.patches import Patch, check_version, entropy_loss_of, linear_loss_of
+from tpbench.integrations.patches import Patch, check_version, columns_of_rank, entropy_loss_of, linear_loss_of
 
 VERSIONS = ("0.16.1", "0.19.2")
-"""The oldest and the newest version that it was tried with."""
 
 
 def patched(vocab_size: int | None = None, in_place: bool = False) -> Patch:
@@ -30,7 +29,9 @@ def patched(vocab_size: int | None = None, in_place: bool = False) -> Patch:
     def compute_language_model_loss(self: Any, labels: Tensor, logits: Tensor) -> Tensor:
         if in_place and self.config.mtp_num_layers:
             raise ValueError("in_place must be False for MTP heads, which read their logits after the loss")
-        columns = _columns(self.pg_collection.tp, logits.shape[-1], vocab_size)
+        group = self.pg_collection.tp
+        columns = columns_of_rank(group, logits.shape[-1] * group.size())
+        columns |= {} if vocab_size is None else {"vocab_size": vocab_size}
         loss_of = entropy_loss_of(reduction="none", in_place=in_place, **columns)
         losses = loss_of(logits.flatten(0, 1), labels.transpose(0, 1).flatten())
         return losses.view(logits.shape[:2]).transpose(0, 1).contiguous()
@@ -51,13 +52,8 @@ def output_processor(
     if config.use_mup:
         raise ValueError("output_processor has no scale for logits: config.use_mup must be False")
     weight = output_layer.weight if output_weight is None else output_weight
-    settings = _columns(output_layer.tp_group, len(weight), None)
-    loss_of = linear_loss_of(reduction="none", hidden_sharded=config.sequence_parallel, **settings)
+    group = output_layer.tp_group
+    columns = columns_of_rank(group, len(weight) * group.size())
+    loss_of = linear_loss_of(reduction="none", hidden_sharded=config.sequence_parallel, **columns)
     losses = loss_of(hidden_states.flatten(0, 1), weight, labels.transpose(0, 1).flatten())
     return losses.view(labels.shape[1], labels.shape[0]).transpose(0, 1).contiguous()
-
-
-def _columns(group: Any, columns: int, vocab_size: int | None) -> dict[str, Any]:
-    """Return the settings of a vocabulary of which each rank of the group has `columns` columns."""
-    start = group.rank() * columns
-    return {"group": group, "vocab_start": start, "vocab_size": vocab_size or columns * group.size()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import re
@@ -28,37 +29,24 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
 
 
-class Patch:
+class Patch(contextlib.ExitStack):
     """Functions that are replaced until `undo()`, or until the end of a `with` block."""
-
-    def __init__(self) -> None:
-        self._replaced: list[tuple[Any, str, bool, Any]] = []
 
     def replace(self, holder: Any, name: str, value: Any) -> None:
         """Replace an attribute of an object, or an entry of a dict."""
-        contents = holder if isinstance(holder, dict) else vars(holder)
-        self._replaced.append((holder, name, name in contents, contents.get(name)))
         if isinstance(holder, dict):
+            self.callback(holder.__setitem__, name, holder[name])
             holder[name] = value
-        else:
-            setattr(holder, name, value)
+            return
+        if name in vars(holder):
+            self.callback(setattr, holder, name, vars(holder)[name])
+        else:  # the class has it, not the object
+            self.callback(delattr, holder, name)
+        setattr(holder, name, value)
 
     def undo(self) -> None:
         """Put back what was replaced. A second call changes nothing."""
-        while self._replaced:
-            holder, name, existed, value = self._replaced.pop()
-            if isinstance(holder, dict):
-                holder[name] = value
-            elif existed:
-                setattr(holder, name, value)
-            else:  # the class has it, not the object
-                delattr(holder, name)
-
-    def __enter__(self) -> Patch:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.undo()
+        self.close()
 
 
 @functools.lru_cache(maxsize=32)
@@ -74,10 +62,7 @@ def linear_loss_of(**settings: Any) -> LinearEntropyLoss:
 
 
 def columns_of_rank(group: Any, vocab_size: int) -> dict[str, Any]:
-    """Return the settings of a vocabulary that `group` shards as DTensors are: equal parts, of which the last are less.
-
-    A group of one rank, and None, have no shards.
-    """
+    """Return the settings of a vocabulary that `group` shards as DTensors are: the last parts may be less."""
     if group is None or group.size() == 1:
         return {}
     start = min(group.rank() * -(-vocab_size // group.size()), vocab_size)

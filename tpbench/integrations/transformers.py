@@ -15,7 +15,6 @@ from torch import Tensor
 from tpbench.integrations.patches import Patch, check_version, columns_of_rank, entropy_loss_of
 
 VERSIONS = ("5.17.0", "5.24.0")
-"""The oldest and the newest version that it was tried with."""
 
 
 def patched(tp_group: torch.distributed.ProcessGroup | None = None, in_place: bool = False) -> Patch:
@@ -39,7 +38,7 @@ def patched(tp_group: torch.distributed.ProcessGroup | None = None, in_place: bo
 
 def causal_lm_loss(
     logits: Tensor,
-    labels: Tensor | None,
+    labels: Any,
     vocab_size: int,
     num_items_in_batch: Tensor | int | None = None,
     ignore_index: int = -100,
@@ -54,19 +53,16 @@ def causal_lm_loss(
     The mean over no labels is 0, not NaN. A label that is no column of the vocabulary is ignored.
     """
     if shift_labels is None:
-        assert labels is not None
         shift_labels = torch.nn.functional.pad(labels[..., 1:], (0, 1), value=ignore_index)
     targets = shift_labels.reshape(-1).to(logits.device)
     rows = logits.reshape(-1, logits.shape[-1])
-    columns: dict[str, Any] = {}
-    if logits.shape[-1] != vocab_size:
-        columns = columns_of_rank(tp_group, vocab_size)
-        if not columns:
-            raise ValueError(
-                f"the logits have {logits.shape[-1]} columns of {vocab_size}: pass patched(tp_group=GROUP), the group "
-                "over which the head is sharded"
-            )
-    settings: dict[str, Any] = {"ignore_index": ignore_index, "in_place": in_place, **columns}
+    columns = columns_of_rank(tp_group, vocab_size) if rows.shape[1] != vocab_size else {}
+    if rows.shape[1] != vocab_size and not columns:
+        raise ValueError(
+            f"the logits have {rows.shape[1]} of {vocab_size} columns: pass patched(tp_group=...), the "
+            "group that shards the head"
+        )
+    settings = {"ignore_index": ignore_index, "in_place": in_place, **columns}
     if num_items_in_batch is None:
         return entropy_loss_of(**settings)(rows, targets)
     if isinstance(num_items_in_batch, Tensor):

@@ -18,7 +18,6 @@ from tpbench.integrations.patches import Patch, check_version, columns_of, linea
 from tpbench.integrations.trl_objectives import Summed, log_likelihood, objective_of
 
 VERSIONS = ("1.16.0", "1.16.0")
-"""The oldest and the newest version that it was tried with."""
 
 
 def patch(trainer: Any) -> Patch:
@@ -41,9 +40,10 @@ def patch(trainer: Any) -> Patch:
     patched.replace(utils, "DTensor", _NoTensor)
     if hasattr(trainer, "_get_per_token_logps_and_entropies") and hasattr(trainer, "loss_type"):
         patched.replace(trainer, "_compute_loss", functools.partial(_grpo_loss, head, trainer, trainer._compute_loss))
-    elif getattr(trainer.args, "loss_type", None) == "nll" and not trainer.compute_loss_func:
-        if trainer.label_smoother is None:
-            patched.replace(trainer, "compute_loss", functools.partial(_sft_loss, head, trainer.compute_loss))
+    elif getattr(trainer.args, "loss_type", None) == "nll" and not (
+        trainer.compute_loss_func or trainer.label_smoother
+    ):
+        patched.replace(trainer, "compute_loss", functools.partial(_sft_loss, head, trainer.compute_loss))
     return patched
 
 

@@ -54,37 +54,37 @@ def _objective(
 
 
 def objective_of(trainer: Any, inputs: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Tensor]] | None:
-    """Return the objective of a GRPOTrainer and its tensors of rows, one for each token of a completion.
+    """Return the objective of a GRPOTrainer in training and its tensors of rows, one for each token of a completion.
 
-    None if the trainer has an option beyond clips, divisors and the KL divergence: its loss needs
-    log-probabilities.
+    None if the trainer has an option beyond clips, divisors and the KL divergence.
     """
     args, kind = trainer.args, trainer.loss_type
     other_options = (
         kind not in ("grpo", "bnpo", "dr_grpo", "dapo", "cispo"), trainer.importance_sampling_level != "token",
-        trainer.top_entropy_quantile < 1.0,
-        trainer.off_policy_mask_threshold is not None, trainer._entropy_bonus_enabled, trainer.aux_loss_enabled,
-        trainer.use_vllm and trainer.vllm_importance_sampling_correction,
+        trainer.top_entropy_quantile < 1.0, trainer.off_policy_mask_threshold is not None, trainer.aux_loss_enabled,
+        trainer._entropy_bonus_enabled, trainer.use_vllm and trainer.vllm_importance_sampling_correction,
     )  # fmt: skip
     if any(other_options):
         return None
     completion = inputs["completion_mask"]
     mask = (completion * inputs["tool_mask"] if "tool_mask" in inputs else completion).float()
-    steps = trainer.current_gradient_accumulation_steps if trainer.model.training else 1.0
+    steps = trainer.current_gradient_accumulation_steps
+    divisor: Any = len(mask) * trainer.max_completion_length * steps  # of dr_grpo
     if kind == "grpo":
         divisor = mask.sum(-1, keepdim=True).clamp(min=1.0) * len(mask) * steps
     elif kind == "bnpo":
         divisor = mask.sum().clamp(min=1.0) * steps
-    elif kind == "dr_grpo":
-        divisor = torch.tensor(len(mask) * trainer.max_completion_length * steps)
-    else:
-        divisor = inputs["num_items_in_batch"].clamp(min=1.0) / trainer.accelerator.num_processes
-        divisor = divisor * steps / args.steps_per_generation if trainer.model.training else divisor
+    elif kind != "dr_grpo":
+        items = inputs["num_items_in_batch"].clamp(min=1.0) / trainer.accelerator.num_processes
+        divisor = items * steps / args.steps_per_generation
     advantages = inputs["advantages"]
-    rows = {"advantages": advantages[:, None] if advantages.dim() == 1 else advantages, "row_weight": mask / divisor}
-    rows |= {"old_logprobs": inputs.get("old_per_token_logps")}
-    rows |= {"ref_logprobs": inputs["ref_per_token_logps"] if trainer.beta else None}
+    tokens = {
+        "advantages": advantages[:, None] if advantages.dim() == 1 else advantages,
+        "row_weight": mask / divisor,
+        "old_logprobs": inputs.get("old_per_token_logps"),
+        "ref_logprobs": inputs["ref_per_token_logps"] if trainer.beta else None,
+    }
     counted = completion.bool()
-    rows = {name: each.expand(mask.shape)[counted] for name, each in rows.items() if each is not None}
+    rows = {name: each.expand(mask.shape)[counted] for name, each in tokens.items() if each is not None}
     options = (kind, trainer.epsilon_low, trainer.epsilon_high, args.delta, trainer.beta, args.use_bias_correction_kl)
     return _objective(*options), rows
