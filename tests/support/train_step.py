@@ -28,11 +28,7 @@ TINY = {
 
 SHARDED = sorted(name for name, each in WORKLOAD.variants.items() if "vocab_parallel" in each.options)
 """The variants with tensor parallelism."""
-ARCHITECTURES: list[dict[str, Any]] = [
-    {"architecture": "qwen2"},
-    # No gate, layer norms, and biases; other names of modules.
-    {"architecture": "phi", "ffn_matrices": 2},
-]  # fmt: skip
+ARCHITECTURES: list[dict[str, Any]] = [{"architecture": "qwen2"}]
 """Fields of tiny models beside Llama and Qwen3."""
 CPU = torch.device("cpu")
 

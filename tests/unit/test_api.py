@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tpbench import api
-from tpbench.api import embedding_grad, entropy_loss, linear_loss, models, tp_block, train_step
+from tpbench.api import embedding_grad, entropy_loss, linear_loss, tp_block, train_step
 
 NAMES = {
     api: "Costs IGNORED EntropyLoss IterationSchedule Output Rank Session Shard Step Verdict Workload setting variant",
@@ -19,7 +19,6 @@ NAMES = {
     embedding_grad: "EmbeddingGrad Exchange ExchangeContext Phase variant",
     tp_block: "Attention BlockContext ColumnParallelLinear Mlp Pending PlainSchedule PreparedBlock RMSNorm "
     "RowParallelLinear Schedule TpBlock TransformerBlock prepare variant",
-    models: "BaseModelBuilder ModelConfig register_model",
     train_step: "Context TorchTrainer TrainStep Trainer models torch_loss variant",
 }
 FIELDS: list[tuple[Any, str]] = [

@@ -13,8 +13,8 @@ An operation is a `Workload` with a problem, inputs, a reference, costs and vari
 explains it. A variant of the entropy loss is a function `fast_tp(problem: EntropyLoss, shard: Shard) -> Step` that
 prepares an iteration on this rank's shard. `python -m tpbench variant=my_loss.py:fast_tp` runs it. `@variant(...)` is
 optional: it declares options, required packages and refusals. The modules `tpbench.api.linear_loss`, `.embedding_grad`,
-`.tp_block` and `.train_step` have the types of the other workloads, and `tpbench.api.models` those of models of your
-own. `python -m tpbench new my_loss.py` writes a file to start from.
+`.tp_block` and `.train_step` have the types of the other workloads. `python -m tpbench new my_loss.py` writes a file
+to start from.
 
 The names of this package and the fields of its types stay valid; a test freezes them.
 """

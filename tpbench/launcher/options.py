@@ -171,7 +171,7 @@ def aliases() -> dict[str, str]:
 def unknown_choice(group: str, choice: str, valid: Collection[str]) -> str:
     """Return a sentence for a choice that a group does not have."""
     where = f"python -m tpbench list {group}s" if len(valid) > 25 else ""
-    of_model = "; a folder with a config.json is model=./FOLDER, a class in a file model=FILE.py:NAME"
+    of_model = "; a folder with a config.json is model=./FOLDER"
     return unknown(group, choice, valid, where) + (of_model if group == "model" else "")
 
 

@@ -5,9 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.command import ROOT, environment
+from tests.support.command import environment
 
-MODELS = "tiny_qwen3,./folder,my_model.py:relu_squared"
+MODELS = "tiny_qwen3,./folder"
 PROBE = """
 import sys
 from tpbench.__main__ import main
@@ -18,9 +18,7 @@ assert not heavy, heavy
 
 
 def test_a_plan_of_models_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
-    """The models are a choice of conf/model, a folder, and the page's class in a user's file."""
-    page = (ROOT / "tpbench/docs/models.md").read_text()
-    (tmp_path / "my_model.py").write_text(page.partition("```python\n")[2].partition("```")[0])
+    """The models are a choice of conf/model and a folder."""
     (tmp_path / "folder").mkdir()
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
              "num_key_value_heads": 2, "vocab_size": 128}  # fmt: skip
@@ -29,4 +27,4 @@ def test_a_plan_of_models_imports_neither_torch_nor_transformers(tmp_path: Path)
     done = subprocess.run([sys.executable, "-c", PROBE, *line, "dry_run=true"], cwd=tmp_path, env=environment(),
                           capture_output=True, text=True)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "3 cells, 3 to run" in done.stdout
+    assert "2 cells, 2 to run" in done.stdout

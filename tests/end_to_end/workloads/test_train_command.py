@@ -22,7 +22,7 @@ from tpbench.results.read import plain_rows
 from tpbench.worker.task import Task
 from tpbench.workloads.train_step import WORKLOAD
 
-STEPS = ("steps=6", "warmup_steps=2", "phase_steps=2", "log_interval=2")
+STEPS = ("steps=6", "warmup_steps=2", "log_interval=2")
 
 
 @pytest.fixture(scope="module")

@@ -47,8 +47,6 @@ def test_a_missing_package_skips_the_cell(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_only_a_command_line_names_a_file_that_runs(tmp_path: Path) -> None:
     (tmp_path / "evil.py").write_text("raise SystemExit")
-    with pytest.raises(JobError, match=r"only a command line may name a file, as model=FILE\.py:NAME"):
-        cells({**MODEL, "variant": "fsdp", "tp_size": 1, "model_dir": f"{tmp_path}/evil.py:model"}, gpus=0)
     linear = {"variant": "linear_tp", "tokens": 8, "hidden": 8, "vocab": 16, "tp_size": 1}
     with pytest.raises(JobError, match=r"only a command line may name a file, as loss=FILE\.py:NAME"):
         cells({**linear, "objective": f"{tmp_path}/evil.py:loss@0"}, gpus=0)

@@ -159,7 +159,7 @@ def rewritten(arguments: Sequence[str]) -> list[str]:
         if name == "variant":
             value = _WITH_COMMA.sub(lambda path: name_in_rows(path[0]) if Path(path[1]).is_file() else path[0], value)
             value = _CHOICE.sub(lambda choice: name_in_rows(choice[0]), value)
-        if name == "model" and ("/" in value or ".py:" in value):
+        if name == "model" and "/" in value:
             words += _model_and_folders(value, arguments)
         elif name == "loss" and ".py:" in value:
             words += _losses_and_functions(value)
@@ -174,15 +174,11 @@ def rewritten(arguments: Sequence[str]) -> list[str]:
 def _model_and_folders(value: str, arguments: Sequence[str]) -> list[str]:
     """Return the overrides that `model=VALUE` stands for, if VALUE has an id of Hugging Face or a path to a folder.
 
-    The id `Qwen/Qwen3-8B` becomes `model=qwen3_8b`. A folder, FILE.py:NAME, and an id without a file in conf/model,
-    becomes a `model_dir`: `NAME,path/to/folder` becomes `model=NAME` and `model_dir=null,path/to/folder`. With several
+    The id `Qwen/Qwen3-8B` becomes `model=qwen3_8b`. A folder, and an id without a file in conf/model, becomes
+    a `model_dir`: `NAME,path/to/folder` becomes `model=NAME` and `model_dir=null,path/to/folder`. With several
     names each folder is combined with each name. The resulting equal jobs run once.
     """
     choices = [file_of(choice, arguments) or choice if "/" in choice else choice for choice in value.split(",")]
-    for place, choice in enumerate(choices):
-        if builder := re.fullmatch(r"(.+\.py):(\w+)", choice):
-            choices[place] = f"{user_path(builder[1]).resolve()}:{builder[2]}"
-            user_files[choices[place]] = f"model={choices[place]}"
     names = [choice for choice in choices if "/" not in choice]
     folders = [choice for choice in choices if "/" in choice]
     overrides = [f"model={','.join(names)}"] if names else []

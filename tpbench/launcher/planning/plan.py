@@ -76,9 +76,8 @@ def plan(
     errors: list[str] = []
     for request in requests:
         try:
-            for name, typed in (("model_dir", "model"), ("objective", "loss")):
-                if ".py:" in str(file := request.values.get(name)) and file not in user_files:
-                    raise JobError(f"{name}={file}: only a command line may name a file, as {typed}=FILE.py:NAME")
+            if ".py:" in str(file := request.values.get("objective")) and file not in user_files:
+                raise JobError(f"objective={file}: only a command line may name a file, as loss=FILE.py:NAME")
             job = parse_job(request.values, request.chosen, SWEEP_OPTION_NAMES, outside)
             if outside and "fresh" in request.chosen and not job.measure.fresh:
                 raise JobError("fresh=false: inputs change for all variants of a sweep with one from outside tpbench")

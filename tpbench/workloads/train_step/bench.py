@@ -76,7 +76,7 @@ class TrainStepSession(Session):
         self.gradient_norms: dict[str, float] = {}
         """Those of the first step, by parameter."""
         self.phases = PhaseTimer(context.device)
-        self.times_phases = problem.phase_steps > 0
+        self.times_phases = True
         self.graph: cuda_graph.CapturedWork[tuple[Tensor, Tensor]] | None = None
         self.captured_batches: list[Batch] = []
         self.graph_gib = 0.0
@@ -105,7 +105,7 @@ class TrainStepSession(Session):
         self.phases.unread = self.times_phases
 
     def train(self, batches: Sequence[Batch], before_update: Callable[[], None] | None = None) -> tuple[Tensor, Tensor]:
-        """Train one step, and time its phases if the problem asks for that. Return the loss and the gradient norm."""
+        """Train one step, and time its phases. Return the loss and the gradient norm."""
         self.phases.marks = []
         mark = self.phases.mark if self.times_phases else ignore_phase
         loss = self.trainer.accumulate(batches, mark)
@@ -171,11 +171,9 @@ class TrainStepSession(Session):
             group = max(self.context.dp_group, self.context.tp_group, key=dist.get_world_size)
             shape = self.problem.tokens, self.problem.hidden_size
             result["nccl_algorithm"] = nccl_algorithm(shape, torch.float32, group)
-        if self.problem.phase_steps:
-            self.phases.read()
-            result |= phase_columns(self.phases.times_ms[-self.problem.steps :])
-            self.times_phases = False  # reading the times of further steps would wait for each of them
-        return result
+        self.phases.read()
+        self.times_phases = False  # reading the times of further steps would wait for each of them
+        return result | phase_columns(self.phases.times_ms[-self.problem.steps :])
 
     def _report(self) -> None:
         """Write a line of progress on rank 0, if one is due: loss, and time of a step and tokens/s since the last line.

@@ -20,29 +20,28 @@ def json_document(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
 
     The content is the job as `config`, every measured step, and a summary, as an older benchmark of AutoTP and FSDP2
     writes them. Steps count from the first warm-up step, 0. Times are device times if the row has them. GB are 10^9
-    bytes. Values that a row lacks, such as phases of each step, are null.
+    bytes.
     """
-    samples_ms = row.get("samples_ms") if row.get("device_samples_ms") is None else row["device_samples_ms"]
-    if row.get("status") != "ok" or samples_ms is None:
+    if row.get("status") != "ok":
         return None
+    samples_ms = row["samples_ms"] if row["device_samples_ms"] is None else row["device_samples_ms"]
     job, count, seconds = json.loads(row["job"]), len(samples_ms), [ms / 1e3 for ms in samples_ms]
     samples = job["batch_size"] * job["accumulate"] * row["dp_size"]
     tokens = samples * job["seq_length"]
     losses = list(row["losses"])[-count:]
-    phases_s = {f"{phase}_time_s": _numbers(row, f"step_{phase}_ms", 1e-3, count) for phase in PHASES}
+    phases_s = {phase: [ms / 1e3 for ms in row[f"step_{phase}_ms"]] for phase in PHASES}
     columns: dict[str, Iterable[Any]] = {
         "step": range(job["warmup_steps"], job["warmup_steps"] + count),
         "loss": losses,
         "step_time_s": seconds,
-        **phases_s,
+        **{f"{phase}_time_s": times_s for phase, times_s in phases_s.items()},
         "tokens_per_sec": [tokens / step_s for step_s in seconds],
         "samples_per_sec": [samples / step_s for step_s in seconds],
-        "memory_allocated_gb": _numbers(row, "iteration_held_gib", GB_PER_GIB, count),
-        "memory_peak_gb": _numbers(row, "iteration_peak_gib", GB_PER_GIB, count),
+        "memory_allocated_gb": [gib * GB_PER_GIB for gib in row["iteration_held_gib"]],
+        "memory_peak_gb": [gib * GB_PER_GIB for gib in row["iteration_peak_gib"]],
     }
     average_s = statistics.fmean(seconds)
-    shares = [None if None in times_s else 100 * statistics.fmean(times_s) / average_s for times_s in phases_s.values()]
-    rest = None if None in shares else 100 - math.fsum(filter(None, shares))
+    shares = {f"{phase}_pct": 100 * statistics.fmean(times_s) / average_s for phase, times_s in phases_s.items()}
     summary = {
         "num_steps": count,
         "avg_step_time_ms": 1e3 * average_s,
@@ -54,9 +53,7 @@ def json_document(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
         "avg_loss": statistics.fmean(losses),
         "final_loss": losses[-1],
         "peak_memory_gb": row["peak_gib"] * GB_PER_GIB,
-        "timing_breakdown": {
-            f"{phase}_pct": share for phase, share in zip((*PHASES, "other"), (*shares, rest), strict=True)
-        },
+        "timing_breakdown": {**shares, "other_pct": 100 - math.fsum(shares.values())},
     }
     name = f"results_{row['variant']}_tp{row['tp_size']}_dp{row['dp_size']}"
     steps = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
@@ -82,8 +79,3 @@ def _config(row: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
         "dataset_percentage": None,
     }
     return older | {name: value for name, value in job.items() if name not in (*older, "model", "variant")}
-
-
-def _numbers(row: Mapping[str, Any], column: str, factor: float, count: int) -> list[Any]:
-    values = row.get(column)
-    return [None] * count if values is None else [factor * value for value in values]

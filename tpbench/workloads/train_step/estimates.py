@@ -39,7 +39,7 @@ class TrainVariant(Variant):
 def layer_matmul_parameters(problem: TrainStep) -> int:
     """Return the number of weights in the matrix products of one decoder layer."""
     attention = (2 * problem.heads + 2 * problem.kv_heads) * problem.head_dim
-    return problem.hidden_size * (attention + problem.ffn_matrices * problem.ffn_size)
+    return problem.hidden_size * (attention + 3 * problem.ffn_size)
 
 
 def vocab_parameters(problem: TrainStep) -> int:
@@ -124,15 +124,14 @@ def _layers_bytes(problem: TrainStep, distribution: Distribution, tp_size: int) 
     # Sequence parallelism also shards the tensors between the matrix products.
     hidden = problem.hidden_size / (tp_size if distribution.sequence_parallel else 1)
     # Kept: the inputs of two norms, and their outputs as inputs of products; queries, keys and values, with the rotated
-    # copies of queries and keys; attention's output; gate, up, the activated gate and their product, or without a gate
-    # only up and the activated up.
+    # copies of queries and keys; attention's output; gate, up, the activated gate and their product.
     norms = 2 * (stored * hidden + compute * problem.hidden_size)
     rotated = 2 if problem.architecture.startswith("qwen3") else 1  # Qwen3 also keeps them before their norms
     heads = (3 + rotated) * problem.heads + (2 + rotated) * problem.kv_heads
     attention: float = compute * heads * problem.head_dim
     if problem.attention == "eager":
         attention += 2 * problem.heads * problem.seq_length * compute
-    feed_forward: float = compute * (4 if problem.ffn_matrices == 3 else 2) * problem.ffn_size
+    feed_forward = compute * 4 * problem.ffn_size
     layer = norms + (attention + feed_forward) / tp_size
     layers = problem.depth * hidden * stored + layer if problem.activation_checkpointing else problem.depth * layer
     return round(problem.tokens * layers)
@@ -181,7 +180,7 @@ def _bytes_per_token(problem: TrainStep, distribution: Distribution) -> int:
     else:
         # Forward, an all-reduce after o, which checkpointing repeats, and one after down. Backward, one for each
         # product behind the input, of queries, keys and values, and of gate and up.
-        layer = 2 * ((2 + repeated) * compute + (2 + problem.ffn_matrices) * stored)
+        layer = 2 * ((2 + repeated) * compute + 5 * stored)
         # The embedding has one all-reduce forward, unless each rank has all of its rows; the head has one backward.
         outside = 2 * (problem.vocab_parallel * stored + (problem.vocab_parallel or not problem.tied) * stored)
     gathers_logits = not problem.vocab_parallel and (distribution.sequence_parallel or not problem.tied)

@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor
 
 from tpbench.comm.collectives import gather_objects
 from tpbench.measure import rank_memory
@@ -35,7 +35,7 @@ from tpbench.workloads.train_step.model import models
 from tpbench.workloads.train_step.model.inputs import micro_batch, model_inputs, replica_batches
 from tpbench.workloads.train_step.model.models import allocate, fill, place_buffers
 from tpbench.workloads.train_step.problem import TrainStep
-from tpbench.workloads.train_step.training.losses import local_shard, torch_loss
+from tpbench.workloads.train_step.training.losses import torch_loss
 from tpbench.workloads.train_step.training.trainer import TorchTrainer, Trainer, autocast
 
 STEPS = 3
@@ -181,40 +181,31 @@ def gradient_norms(trainer: Trainer, right: GradientNorms, context: Context) -> 
     """Return the norm of each parameter's gradient, which the trainer has accumulated, by the plain model's names.
 
     The parameters are those of the trainer's attribute `model`. A tensor that is not a DTensor is whole, or a shard of
-    a tensor-parallel rank, by its size. A gradient that every rank has whole has this rank's norm. If only some ranks
-    have copies, the norm is the root mean square of theirs. The result is empty if a rank lacks some gradient.
-    Collective.
+    a tensor-parallel rank, by its size. A gradient that a rank has whole has this rank's norm. The result is empty if a
+    rank lacks some gradient. Collective.
     """
     model = getattr(trainer, "model", None)
     named = model.named_parameters() if isinstance(model, nn.Module) else ()
-    grads = {name.removeprefix("module."): _full_gradient(parameter) for name, parameter in named}
-    copies, squares = dict[str, int](), dict[str, float]()
-    for name, grad in grads.items():
-        if grad is None or name not in right:
-            continue
-        if isinstance(grad, DTensor):
-            mesh = grad.device_mesh
-            replicated = (mesh.size(dim) for dim, at in enumerate(grad.placements) if isinstance(at, Replicate))
-            copies[name] = math.prod(replicated) * context.world_size // mesh.size()
-        else:
-            copies[name] = context.world_size if grad.numel() == right[name][1] else context.dp_size
-        squares[name] = (_norm(local_shard(grad)) / scale_of(trainer)) ** 2
-    on_ranks = gather_objects({name: square / copies[name] for name, square in squares.items()})
-    if any(of_rank.keys() != right.keys() for of_rank in on_ranks):
+    whole, shards = dict[str, float](), dict[str, float]()
+    for name, grad in ((name.removeprefix("module."), _full_gradient(parameter)) for name, parameter in named):
+        if grad is not None and name in right:
+            norms = whole if grad.numel() == right[name][1] else shards
+            norms[name] = _norm(grad) / scale_of(trainer)
+    on_ranks = gather_objects((whole, shards))
+    if any(names.keys() | more.keys() != right.keys() for names, more in on_ranks):
         return {}
-    whole_here = {name: squares[name] for name in right if copies[name] == context.world_size}
-    sums = {name: math.fsum(of_rank[name] for of_rank in on_ranks) for name in right}
-    return {name: math.sqrt(square) for name, square in {**sums, **whole_here}.items()}
+    sums = {name: math.hypot(*(of_rank.get(name, 0.0) for _, of_rank in on_ranks)) for name in shards}
+    return whole | {name: norm / math.sqrt(context.dp_size) for name, norm in sums.items()}
 
 
 def _full_gradient(parameter: Tensor) -> Tensor | None:
-    """Return a gradient from where the trainer keeps it. DeepSpeed's ZeRO keeps partitions, which it makes whole."""
+    """Return a gradient from where the trainer keeps it, without the partitions of ZeRO or a DTensor. Collective."""
     if hasattr(parameter, "_hp_mapping"):
         from deepspeed.utils import safe_get_full_grad
 
         full: Tensor | None = safe_get_full_grad(parameter)
         return full
-    return parameter.grad
+    return parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
 
 
 def _norm(grad: Tensor) -> float:

@@ -10,7 +10,7 @@ PHASES = ("forward", "backward", "optimizer")
 """The phases of a step."""
 ARCHITECTURE = (
     "architecture", "hidden_size", "ffn_size", "layers", "heads", "kv_heads", "head_dim", "vocab", "tied", "rope_theta",
-    "rope_factor", "norm_eps", "ffn_matrices",
+    "rope_factor", "norm_eps",
 )  # fmt: skip
 """Fields that the name of a model implies."""
 
@@ -37,9 +37,6 @@ class TrainStep:
     norm_eps: float = setting(1e-6, help="epsilon of the RMS norms", low=0.0, column=False)
     model_dir: str | None = setting(None, help="folder with a config.json of the model instead", column=False)
     config_hash: str | None = setting(None, help="hash of that config.json, computed by tpbench; it cannot be set")
-    ffn_matrices: int = setting(
-        3, help="matrices of the feed-forward layer, computed by tpbench; it cannot be set", low=2, high=3, column=False
-    )
     num_layers: int | None = setting(None, help="decoder layers to train; null or 0: all layers of the model", low=0)
 
     batch_size: int = setting(1, help="sequences of a replica in one micro-batch", low=1)
@@ -70,7 +67,6 @@ class TrainStep:
         option="skipped",
     )
 
-    phase_steps: int = setting(3, help="0: do not time the phases of steps", low=0, option="skipped", column=False)
     log_interval: int = setting(10, help="steps between two lines of progress; 0: none", low=0, column=False, in_key=5)
 
     @property

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 from tpbench import packages
@@ -14,8 +13,6 @@ from tpbench.workloads.train_step.workload import WORKLOAD
 
 ALWAYS = field_traits(TrainStep, "option").keys() - {"compile", "vocab_parallel", "zero_stage", "overlap"}
 """Options that every variant supports."""
-DDP_WARMUP_STEPS = 11
-"""Steps before DistributedDataParallel can be captured: it times its first ten by events (torch's notes on CUDA)."""
 
 
 def no_graph_reason(problem: TrainStep) -> str:
@@ -26,30 +23,16 @@ def no_graph_reason(problem: TrainStep) -> str:
     return ""
 
 
-def no_ddp_graph_reason(problem: TrainStep) -> str:
-    if problem.warmup_steps < DDP_WARMUP_STEPS:
-        return (
-            "DistributedDataParallel times its first ten steps on the host: "
-            f"warmup_steps must be at least {DDP_WARMUP_STEPS}, got {problem.warmup_steps}"
-        )
-    return no_graph_reason(problem)
-
-
 def not_alone(problem: TrainStep, tp_size: int) -> str | None:
     return f"it has no tensor parallelism: tp_size must be 1, got {tp_size}" if tp_size > 1 else None
 
 
-def not_shared(tokens: str, problem: TrainStep, tp_size: int) -> str | None:
-    """Return why tensor-parallel ranks cannot share the model, or None.
-
-    The ranks also share `tokens`: `tokens` of the micro-batch, those of each sequence, `seq_length`, or, if empty,
-    none.
-    """
+def not_shared(problem: TrainStep, tp_size: int, tokens: int = 0) -> str | None:
+    """Return why tensor-parallel ranks cannot share the model, or so many tokens, or None."""
     if tp_size == 1:
         return None
-    if tokens and (number := getattr(problem, tokens)) % tp_size:
-        sizes = f"{'batch_size x ' if tokens == 'tokens' else ''}seq_length={number}"
-        return f"the ranks share the tokens: tp_size={tp_size} must divide {sizes}"
+    if tokens % tp_size:
+        return f"the ranks share {tokens} tokens, which tp_size={tp_size} must divide"
     common = math.gcd(problem.heads, problem.kv_heads, problem.ffn_size)
     if common % tp_size:
         valid = ", ".join(str(size) for size in range(1, common + 1) if common % size == 0)
@@ -66,13 +49,13 @@ def not_shared(tokens: str, problem: TrainStep, tp_size: int) -> str | None:
 def not_by_deepspeed(problem: TrainStep, tp_size: int) -> str | None:
     if problem.dtype == "float16" and not problem.zero_stage:
         return "DeepSpeed keeps fp32 parameters beside float16 only with zero_stage 1 or 2"
-    return not_shared("", problem, tp_size)
+    return not_shared(problem, tp_size)
 
 
 def not_by_dtensor(problem: TrainStep, tp_size: int) -> str | None:
     if tp_size == 1:
         return "with tp_size=1 there is nothing to parallelize: it would be fsdp"
-    return not_shared("seq_length", problem, tp_size)
+    return not_shared(problem, tp_size, problem.seq_length)
 
 
 def _register(name: str, function: str, summary: str, options: Iterable[str], **traits: Any) -> None:
@@ -101,7 +84,7 @@ _register(
     "fsdp.fsdp_dtensor",
     "FSDP2 over replicas, tpbench's sharded layers with sequence parallelism within them",
     ("compile", "vocab_parallel"),
-    unsupported_reason=partial(not_shared, "tokens"),
+    unsupported_reason=lambda problem, tp_size: not_shared(problem, tp_size, problem.tokens),
     distribution=Distribution(dtensor_logits=True),
 )
 _register(
@@ -125,7 +108,7 @@ _register(
     "fsdp.ddp",
     "no tensor parallelism: DistributedDataParallel, all of the model on every rank",
     ("compile",),
-    no_graph_reason=no_ddp_graph_reason,
+    no_graph_reason="DistributedDataParallel times its first ten steps on the host: fsdp has graphs",
     unsupported_reason=not_alone,
     distribution=Distribution("ddp"),
 )

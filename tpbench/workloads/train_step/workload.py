@@ -32,7 +32,7 @@ NEEDS_GPU = {
     "attention=flash_attention_2": "flash_attn",
 }  # fmt: skip
 """Values that need a GPU, each with the package that it needs, too, or nothing."""
-PLAIN_LOGITS = ("llama", "qwen2", "qwen3", "mistral", "olmo", "phi")
+PLAIN_LOGITS = ("llama", "qwen2", "qwen3", "mistral", "olmo")
 """Beginnings of the model types whose logits are those of the head. Others change them, as by a factor."""
 SHOWN_FIRST = (
     "tokens_per_s_per_gpu", "mfu", "bound", "communication_share", "idle_share", "time_ms", "device_ms", "peak_gib",
@@ -148,7 +148,7 @@ WORKLOAD = TrainStepWorkload(
     scheduled=True,
     reusable_process=False,
     columns=COLUMNS,
-    former_fields={"optimizer": "torch", "nccl": "default"},
+    former_fields={"optimizer": "torch", "nccl": "default", "ffn_matrices": 3, "phase_steps": 3},
     pivot=Pivot(
         rows=("model", "num_layers", "seq_length", "dp_size", "tp_size"),
         sections=("dtype",),

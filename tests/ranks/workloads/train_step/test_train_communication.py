@@ -91,7 +91,6 @@ CASES: list[tuple[int, str, int, dict[str, Any]]] = [
     *((2, "autotp", 1, {"zero_stage": stage, "accumulate": 2}) for stage in (0, 1, 2)),
     *((2, "autotp", 1, {"zero_stage": stage, **AUTOCAST}) for stage in (0, 1)),
     (4, "autotp", 2, {"tied": True}), (4, "fsdp_dtensor", 2, {}), (4, "dtensor_tp", 2, {}),
-    (2, "autotp", 2, {"architecture": "phi", "ffn_matrices": 2}),
 ]  # fmt: skip
 
 
@@ -115,8 +114,7 @@ def computed_and_counted(here: Rank, name: str, fields: dict[str, Any]) -> tuple
 
 
 REPEATED: list[tuple[str, dict[str, Any]]] = [
-    ("fsdp_dtensor", {}), ("fsdp_dtensor", {"architecture": "phi", "ffn_matrices": 2}),
-    ("autotp", {"heads": 8, "num_layers": 1, "accumulate": 2}),
+    ("fsdp_dtensor", {}), ("autotp", {"heads": 8, "num_layers": 1, "accumulate": 2}),
 ]  # fmt: skip
 
 

@@ -88,8 +88,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"architecture": "olmo2"}, "as colwise_gather_output, which no variant does"),
     ({"architecture": "phi3"}, "as rowwise_split_input, which no variant does"),
     ({"architecture": "diffllama"}, "no variant shards DiffLlamaAttention of tiny (diffllama)"),
-    ({"architecture": "stablelm"}, "no tensor-parallel plan of model.layers.0.self_attn of tiny (stablelm)"),
-    ({"architecture": "gpt2", "kv_heads": 4, "ffn_matrices": 2}, "gpt2 is no decoder of an embedding, layers"),
+    ({"architecture": "stablelm"}, "no variant shards LayerNorm of tiny (stablelm)"),
+    ({"architecture": "gpt2", "kv_heads": 4}, "gpt2 is no decoder of embed_tokens, layers"),
 ]
 
 

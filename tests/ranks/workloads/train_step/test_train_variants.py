@@ -9,25 +9,20 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.command import ROOT
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.train_step import (
     ARCHITECTURES,
     SHARDED,
     check_errors,
     compare,
-    tiny_problem,
 )
 from tpbench.workloads.train_step import WORKLOAD
-from tpbench.workloads.train_step.model import builders
-from tpbench.workloads.train_step.model.resolve import resolve
 from tpbench.workloads.train_step.oracle import LOSS_TOLERANCE, NORM_TOLERANCE
 
 ALONE = sorted(WORKLOAD.variants.keys() - {*SHARDED})
 """The variants without tensor parallelism."""
 BOTH = {"accumulate": 2, "activation_checkpointing": True}
 EAGER = {"tied": True, "attention": "eager"}
-TIED_BIAS = {"architecture": "phi", "ffn_matrices": 2, "tied": True}
 CASES: list[tuple[int, str, int, dict[str, Any]]] = [
     # Ranks, variant, tp_size, fields that differ from the tiny problem.
     *((2, name, 1, {"tied": tied, **more}) for name in ALONE for tied, more in ((False, BOTH), (True, {}))),
@@ -51,13 +46,9 @@ CASES: list[tuple[int, str, int, dict[str, Any]]] = [
     *((2, name, 1, {"train_loss": "tpbench_linear", **BOTH}) for name in ALONE),
     (4, "fsdp_dtensor", 2, {"train_loss": "tpbench_linear", **EAGER, **BOTH}),
     (4, "autotp", 2, {"train_loss": "tpbench_linear"}),
-    # A head with a bias.
-    (2, "fsdp_dtensor", 2, {"train_loss": "tpbench_linear", "architecture": "phi", "ffn_matrices": 2}),
     # Other architectures, by their own plans.
     *((2, name, 2, each) for name in SHARDED for each in ARCHITECTURES),
     (2, "fsdp_dtensor", 2, {"architecture": "olmo"}),  # norms without weights
-    # A tied head with a bias of its own.
-    (2, "fsdp", 1, TIED_BIAS), *((2, name, 2, TIED_BIAS) for name in SHARDED),
 ]  # fmt: skip
 
 COMPILED = [(2, "fsdp", 1), (2, "fsdp_dtensor", 2), (4, "fsdp_dtensor", 2)]
@@ -118,21 +109,6 @@ def test_biases_rotations_and_windows_of_a_folder(
     (tmp_path / "config.json").write_text(json.dumps(sizes | content))
     folder = {"model_dir": str(tmp_path), "architecture": content["model_type"], **fields}
     test_a_variant_equals_one_process(2, name, 2, folder)
-
-
-@pytest.mark.parametrize(
-    ("name", "tp_size", "more"),
-    [*((name, 2, {}) for name in SHARDED), ("fsdp", 1, BOTH), ("ddp", 1, {}), ("fsdp_dtensor", 2, BOTH)],
-)
-def test_a_model_that_transformers_does_not_have(name: str, tp_size: int, more: dict[str, Any], tmp_path: Path) -> None:
-    """The one of the page."""
-    page = (ROOT / "tpbench/docs/models.md").read_text()
-    (tmp_path / "my_model.py").write_text(page.partition("```python\n")[2].partition("```")[0])
-    model = f"{tmp_path}/my_model.py:relu_squared"
-    problem = resolve(tiny_problem(model_dir=model, num_layers=2))
-    assert (problem.model, problem.ffn_matrices, problem.layers) == ("relu_squared", 2, 4)
-    sizes = {"num_layers": 2, "ffn_matrices": 2, **builders.problem_fields(model), "model_dir": model}
-    test_a_variant_equals_one_process(2, name, tp_size, sizes | more)
 
 
 def compare_captured(here: Rank, name: str, tp_size: int, fields: dict[str, Any]) -> dict[str, Any]:

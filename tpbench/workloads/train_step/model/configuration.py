@@ -68,12 +68,6 @@ def model_configuration(problem: TrainStep) -> Any:
     return configuration
 
 
-def sizes(configuration: Any) -> dict[str, Any]:
-    """Return the fields of the problem for the sizes of a configuration."""
-    found = {field: getattr(configuration, name) for field, name in SIZES.items()}
-    return found | {"head_dim": getattr(configuration, "head_dim", None) or found["hidden_size"] // found["heads"]}
-
-
 def folder_sizes(folder: Path, architecture: str) -> dict[str, Any]:
     """Return the fields of the problem that a folder's config.json sets. Raises JobError."""
     _check_exists(architecture)
@@ -81,8 +75,10 @@ def folder_sizes(folder: Path, architecture: str) -> dict[str, Any]:
         configuration = AutoConfig.from_pretrained(str(folder), **LOCAL)
         if hasattr(configuration, "text_config"):
             raise ValueError("it reads more than text; its text_config in a folder of its own can be trained")
+        found = {field: getattr(configuration, name) for field, name in SIZES.items()}
+        head_dim = getattr(configuration, "head_dim", None) or found["hidden_size"] // found["heads"]
         tied = bool(getattr(configuration, "tie_word_embeddings", False))
-        return {"tied": tied, **sizes(configuration)}
+        return {**found, "head_dim": head_dim, "tied": tied}
 
 
 @contextlib.contextmanager

@@ -3,10 +3,8 @@
 Weights are hashed from the seed: every sharding gives the same bits, and each rank computes only its own shard.
 """
 
-import re
 import zlib
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,9 +21,7 @@ from transformers import AutoModelForCausalLM
 from tpbench.settings import JobError
 from tpbench.workloads.hashing import NORMAL_DEVIATION, fill_normal
 from tpbench.workloads.train_step.estimates import matrix_parameters
-from tpbench.workloads.train_step.model import builders
 from tpbench.workloads.train_step.model.configuration import model_configuration, refused_by_transformers
-from tpbench.workloads.train_step.model.inputs import model_inputs
 from tpbench.workloads.train_step.problem import TrainStep
 
 DEVIATION = 0.02
@@ -40,7 +36,8 @@ def build(problem: TrainStep, *, fused_norms: bool = True) -> Any:
     the problem says so; one graph serves all layers. Raises JobError.
     """
     model = _made(problem)
-    if (actual := _matrix_weights(model)) != (counted := matrix_parameters(problem)):
+    actual = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() > 1)
+    if actual != (counted := matrix_parameters(problem)):
         raise JobError(
             f"{problem.title} has {actual} weights in matrices where a dense decoder of its sizes has {counted}: "
             "operations and memory would be counted wrong"
@@ -62,12 +59,7 @@ def build(problem: TrainStep, *, fused_norms: bool = True) -> Any:
 
 
 def _made(problem: TrainStep) -> Any:
-    """Return the model as transformers or a builder makes it, with the names of its parts and its plan of sharding."""
-    if problem.architecture == builders.BUILT:
-        with register_module_parameter_registration_hook(_on_meta):
-            model = builders.create(problem)
-        model.parts = _decoder_parts(problem, model, model.get_layers())
-        return model
+    """Return the model as transformers makes it, with the names of its parts and its plan of sharding."""
     configuration = model_configuration(problem)
     kind: Any = AutoModelForCausalLM._model_mapping[type(configuration)]
     if problem.attention == "sdpa" and not getattr(kind, "_supports_sdpa", True):
@@ -76,42 +68,15 @@ def _made(problem: TrainStep) -> Any:
     complaint = f"transformers cannot make {problem.title} of its {source}"
     with refused_by_transformers(complaint), register_module_parameter_registration_hook(_on_meta):
         model = AutoModelForCausalLM.from_config(configuration, dtype=getattr(torch, problem.stored_dtype))
-    prefix = model.base_model_prefix
-    model.parts = _decoder_parts(problem, model, getattr(getattr(model, prefix, None), "layers", None))
+    model.parts = _decoder_parts(problem, model)
     plan = model.config.base_model_tp_plan or {}
-    model.shard_plan = {f"{prefix}.{pattern}": style for pattern, style in plan.items()}
+    model.shard_plan = {f"{model.base_model_prefix}.{pattern}": style for pattern, style in plan.items()}
     return model
 
 
 def _on_meta(module: nn.Module, name: str, parameter: nn.Parameter) -> Any:
     """Move a parameter to the meta device as a module gets it, and leave buffers, which have values, where they are."""
     return parameter if parameter.is_meta else nn.Parameter(parameter.to("meta"), parameter.requires_grad)
-
-
-def _matrix_weights(model: Any) -> int:
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.dim() > 1)
-
-
-def counted(problem: TrainStep) -> TrainStep:
-    """Return the problem with the number of matrices that the model's feed-forward layers have: 3 with a gate, 2
-    without. Raises JobError if the sizes do not describe the model, or if it cannot compute."""
-    if problem.architecture != builders.BUILT:
-        model_configuration(problem)  # the kinds of all layers, of which the models below have one
-    one_layer = replace(problem, num_layers=1)
-    weights = _matrix_weights(_made(one_layer))
-    if matrix_parameters(replace(one_layer, ffn_matrices=2)) == weights:
-        problem = replace(problem, ffn_matrices=2)
-    model = build(replace(problem, num_layers=1, compile=False))
-    place_buffers(model, torch.device("meta"))
-    with refused_by_transformers(f"{problem.title} does not compute with the inputs of a training"):
-        tokens = torch.zeros(1, 2, dtype=torch.int64, device="meta")
-        try:
-            model(input_ids=tokens, **model_inputs(replace(problem, seq_length=2), tokens.device))
-        except Exception as error:
-            # Some models read values, such as the largest position. Only a tensor without values cannot give them.
-            if not re.search(r"meta\b", str(error), re.IGNORECASE):
-                raise
-    return problem
 
 
 class DecoderParts(NamedTuple):
@@ -122,23 +87,19 @@ class DecoderParts(NamedTuple):
     norm: str
 
 
-def _decoder_parts(problem: TrainStep, model: Any, layers: Any) -> DecoderParts:
-    """Return the parts of a model with these decoder layers. Raises JobError for weights in other parts."""
-    names = {module: name for name, module in model.named_modules()}
-    embedding, prefix = names.get(model.get_input_embeddings(), ""), names.get(layers, "")
-    outside = [name for name in names.values() if name and not f"{name}.".startswith(f"{prefix}.")]
-    weighted = [name for name in outside if next(model.get_submodule(name).parameters(recurse=False), None) is not None]
-    rest = [name for name in weighted if name not in (embedding, "lm_head")]
-    norms = [name for name in outside if "norm" in name.rpartition(".")[2]]  # OLMo's has no weight
-    norm = rest[0] if len(rest) == 1 else norms[-1] if norms else ""
-    others = [name for name in rest if name != norm]
-    has_head = hasattr(getattr(model, "lm_head", None), "weight")
-    if others or not (has_head and embedding and norm and isinstance(layers, nn.ModuleList)):
-        beside = f": it has weights in {', '.join(others[:3])}" if others else ""
+def _decoder_parts(problem: TrainStep, model: Any) -> DecoderParts:
+    """Return the parts of a model. Raises JobError for other parts, and for weights in others."""
+    prefix = model.base_model_prefix
+    parts = DecoderParts(f"{prefix}.embed_tokens", f"{prefix}.layers", f"{prefix}.norm")
+    owners = [name for name, _, _ in (key.rpartition(".") for key in dict(model.named_parameters()))]
+    others = [name for name in owners if not f"{name}.".startswith((*(f"{part}." for part in parts), "lm_head."))]
+    missing = {*parts, "lm_head"} - dict(model.named_modules()).keys()
+    if others or missing:
+        beside = f": it has weights in {', '.join(dict.fromkeys(others[:3]))}" if others else ""
         raise JobError(
-            f"{problem.architecture} is no decoder of an embedding, layers, a norm and a linear lm_head{beside}"
+            f"{problem.architecture} is no decoder of embed_tokens, layers, a norm and a linear lm_head{beside}"
         )
-    return DecoderParts(embedding, prefix, norm)
+    return parts
 
 
 def decoder_layers(model: Any) -> Any:
@@ -164,12 +125,7 @@ class FusedNorm(nn.Module):
         self.weight, self.epsilon = weight, epsilon
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return rms_norm(hidden, self.weight, self.epsilon)
-
-
-def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Normalise the last dimension in the dtype of `hidden`."""
-    return F.rms_norm(hidden, weight.shape, weight.to(hidden.dtype), epsilon)
+        return F.rms_norm(hidden, self.weight.shape, self.weight.to(hidden.dtype), self.epsilon)
 
 
 def materialise(model: Any, device: torch.device, seed: int) -> None:

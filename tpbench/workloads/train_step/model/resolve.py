@@ -1,4 +1,4 @@
-"""Complete the model that a problem names, by a local folder's config.json or a user's file. Nothing is downloaded."""
+"""Complete the model that a problem names, by a local folder's config.json. Nothing is downloaded."""
 
 import functools
 import hashlib
@@ -22,13 +22,11 @@ _SAVING_KEYS = ("transformers_version", "_name_or_path", "torch_dtype", "dtype")
 def resolve(problem: TrainStep, chosen: frozenset[str] = frozenset()) -> TrainStep:
     """Return the problem with the fields of its local folder, if it has one, and with its depth as a number.
 
-    `chosen` names the fields that the command line sets. If some of them describe the model, the model's name gains
-    them. Raises JobError if the folder describes no dense decoder, if `chosen` contradicts a folder, and if the
-    transformers package does not have the model or makes a model of other sizes.
+    `chosen` names the fields that the command line sets. Those that describe the model become part of its name. Raises
+    JobError if transformers has no such dense decoder, and if `chosen` contradicts a folder.
     """
-    if computed := [name for name in ("config_hash", "ffn_matrices") if name in chosen]:
-        raise JobError(f"{computed[0]} follows from the model: it cannot be set")
-    problem = replace(problem, ffn_matrices=TrainStep.ffn_matrices)
+    if "config_hash" in chosen:
+        raise JobError("config_hash follows from the model: it cannot be set")
     if problem.dtype == "float16" and "autocast" not in chosen:
         problem = replace(problem, autocast=True)
     changed = [name for name in ARCHITECTURE if name in chosen]
@@ -37,11 +35,10 @@ def resolve(problem: TrainStep, chosen: frozenset[str] = frozenset()) -> TrainSt
             raise JobError(f"model_dir={problem.model_dir} says what the model is: not {', '.join(changed)} too")
         if not packages.installed("transformers"):
             raise JobError(f"model_dir={problem.model_dir} {packages.not_installed(['transformers'])}")
-        if ".py:" not in problem.model_dir:
-            folder = user_path(problem.model_dir, "model_dir")
-            content, path = read(folder), folder.resolve()
-            kind, found = str(content["model_type"]), fingerprint(content)
-            problem = replace(problem, model=path.name, model_dir=str(path), architecture=kind, config_hash=found)
+        folder = user_path(problem.model_dir, "model_dir")
+        content, path = read(folder), folder.resolve()
+        kind, found = str(content["model_type"]), fingerprint(content)
+        problem = replace(problem, model=path.name, model_dir=str(path), architecture=kind, config_hash=found)
     elif changed:
         values = ",".join(f"{name}={getattr(problem, name)}" for name in changed)
         problem = replace(problem, model=f"{problem.model}[{values}]")
@@ -84,7 +81,6 @@ def read(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         may_be_id = len(folder.parts) == 2 and not (folder.is_absolute() or folder.exists())
         hint = f" (of an id: `hf download {folder} config.json --local-dir FOLDER`)" if may_be_id else ""
-        hint = " (of a file: model=FILE.py:NAME, with a name that it registers)" if folder.suffix == ".py" else hint
         raise JobError(f"model_dir={folder}: {file} cannot be read: {error}{hint}") from None
     if not isinstance(content, dict) or "model_type" not in content:
         raise JobError(f"model_dir={folder}: {file} lacks model_type")

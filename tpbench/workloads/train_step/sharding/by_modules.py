@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from tpbench.comm.collectives import TokenExchange, gather_before
-from tpbench.workloads.train_step.model.models import FusedNorm, modules_in_order, rms_norm
+from tpbench.workloads.train_step.model.models import FusedNorm, modules_in_order
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.sharding.plan import blocks
 
@@ -36,7 +36,7 @@ def shard(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
             elif style == "rowwise":
                 model.set_submodule(name, RowLinear(module, tp, tokens))
     for name, module in list(model.named_modules()):
-        if isinstance(module, FusedNorm | nn.LayerNorm):
+        if isinstance(module, FusedNorm):
             model.set_submodule(name, ReplicatedNorm(module, tp))
     embedding = ShardedEmbedding(model.get_input_embeddings(), tp, tokens)
     model.set_submodule(model.parts.embedding, embedding)
@@ -137,17 +137,13 @@ class ShardedHead(ColumnLinear):
 class ReplicatedNorm(ShardedModule):
     """A norm with replicated parameters, applied to this rank's share of the tokens or of the heads."""
 
-    def __init__(self, norm: FusedNorm | nn.LayerNorm, tp: DeviceMesh) -> None:
+    def __init__(self, norm: FusedNorm, tp: DeviceMesh) -> None:
         super().__init__(norm, tp)
-        self.centered = isinstance(norm, nn.LayerNorm)
-        self.epsilon = norm.eps if isinstance(norm, nn.LayerNorm) else norm.epsilon
+        self.epsilon = norm.epsilon
 
     def forward(self, hidden: Tensor) -> Tensor:
-        weight, *bias = self.local_parameters
-        if self.centered:
-            offset = bias[0].to(hidden.dtype) if bias else None
-            return F.layer_norm(hidden, weight.shape, weight.to(hidden.dtype), offset, self.epsilon)
-        return rms_norm(hidden, weight, self.epsilon)
+        (weight,) = self.local_parameters
+        return F.rms_norm(hidden, weight.shape, weight.to(hidden.dtype), self.epsilon)
 
 
 def compute_locally(part: nn.Module) -> None:

@@ -30,7 +30,7 @@ def blocks(problem: TrainStep, model: Any) -> dict[str, Block]:
     JobError for a model without a plan, with modules of other kinds, and for a plan that has no correct computation.
     """
     for module in model.modules():
-        shardable = type(module) is nn.Embedding or isinstance(module, nn.Linear | nn.LayerNorm | FusedNorm)
+        shardable = type(module) is nn.Embedding or isinstance(module, nn.Linear | FusedNorm)
         if not shardable and next(module.parameters(recurse=False), None) is not None:
             raise JobError(f"no variant shards {type(module).__name__} of {problem.title} over ranks: use tp_size=1")
     return {

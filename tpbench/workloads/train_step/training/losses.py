@@ -38,9 +38,7 @@ def loss_of(
         from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
         fused = LigerFusedLinearCrossEntropyLoss()
-        return _of_hidden_states(
-            problem, model, lambda hidden, weight, labels, bias: fused(weight, hidden, labels, bias)
-        )
+        return _of_hidden_states(problem, model, lambda hidden, weight, labels: fused(weight, hidden, labels))
     of_rows: Callable[[Tensor, Tensor], Tensor]
     if problem.train_loss == "liger":
         from liger_kernel.transformers import LigerVocabParallelCrossEntropy
@@ -97,27 +95,26 @@ def _compiled_loss(group: Any, vocab_start: int) -> Callable[[Tensor, Tensor], T
 
 
 def _of_hidden_states(problem: TrainStep, model: Any, function: Callable[..., Tensor]) -> Loss:
-    """Return the loss `function(hidden, weight, labels, bias)` of hidden states (rows, width), and let the head compute
+    """Return the loss `function(hidden, weight, labels)` of hidden states (rows, width), and let the head compute
     nothing: it then returns its input.
 
-    The head's parameters are those of its latest forward pass, in which FSDP gathers them.
+    The head's weight is that of its latest forward pass, in which FSDP gathers it.
     """
     head, dtype = model.lm_head, getattr(torch, problem.dtype)
-    latest: list[Any] = []  # the hidden states, the weight, and perhaps a bias
+    latest: list[Tensor] = []  # the hidden states and the weight
 
     def forward(hidden: Tensor) -> Tensor:
-        parameters = getattr(head, "local_parameters", (head.weight, getattr(head, "bias", None)))
-        latest[:] = (tensor if tensor is None else local_shard(tensor) for tensor in (hidden, *parameters))
+        (weight,) = getattr(head, "local_parameters", (head.weight,))
+        latest[:] = local_shard(hidden), local_shard(weight)
         return hidden
 
     head.forward = forward
 
     def loss(output: Tensor, labels: Tensor) -> Tensor:
         # Under autocast, parameters are in fp32 and the product is in `dtype`.
-        factors: list[Any] = [tensor if tensor is None else tensor.to(dtype) for tensor in latest]
+        hidden, weight = (tensor.to(dtype) for tensor in latest)
         latest.clear()
-        hidden, weight, *bias = factors
-        return function(hidden.flatten(0, 1), weight, labels.flatten(), bias[0] if bias else None)
+        return function(hidden.flatten(0, 1), weight, labels.flatten())
 
     return loss
 
