@@ -13,9 +13,9 @@ from torch.autograd import forward_ad
 
 from tpbench.kernels import KERNEL_LOSSES, LABEL_LOSSES
 from tpbench.kernels.cached_launch import INTERPRETED
+from tpbench.kernels.kernel_arguments import RowInputs
 from tpbench.kernels.objective import agree
 from tpbench.kernels.row_loss import LARGEST_SCALE, Options, TopK
-from tpbench.kernels.row_terms import RowInputs
 
 POLICY_TENSORS = ("old_logprobs", "advantages", "ref_logprobs")
 """The tensors of rows that only loss="policy" has."""

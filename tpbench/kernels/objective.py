@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tpbench.kernels.cached_launch import Remembered
 from tpbench.kernels.distributed import gather_values
-from tpbench.kernels.row_terms import RowInputs, RowOutputs
+from tpbench.kernels.kernel_arguments import RowInputs, RowOutputs
 
 COMPUTED = ("logprobs", "entropy", "sequences")
 """The parameters that the kernels and the call compute."""

@@ -20,9 +20,9 @@ from torch.autograd import forward_ad
 from tpbench.kernels import LABEL_LOSSES
 from tpbench.kernels.cached_launch import Remembered, launching
 from tpbench.kernels.checks import is_traced, overwritten
+from tpbench.kernels.kernel_arguments import RowInputs, RowOutputs, TopTarget
 from tpbench.kernels.one_pass.launch import form
-from tpbench.kernels.row_loss import TopK, TopTarget
-from tpbench.kernels.row_terms import RowInputs, RowOutputs
+from tpbench.kernels.row_loss import TopK
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 PLAIN = {Tensor, torch.nn.Parameter}

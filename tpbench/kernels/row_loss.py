@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tpbench.kernels import KERNEL_LOSSES, LABEL_LOSSES
 from tpbench.kernels.distributed import gather_by_rank
+from tpbench.kernels.kernel_arguments import RowInputs, RowOutputs, Scales, TopTarget
 from tpbench.kernels.objective import Objective, RowObjective
-from tpbench.kernels.row_terms import RowInputs, RowOutputs, Scales
 
 
 @dataclass(frozen=True)
@@ -68,15 +68,6 @@ class TopK:
     tail: Literal["drop", "bucket"] = "drop"
     """drop: q is normalised over the k columns. bucket: all other columns are one more column. Its p is 1 - the sum of
     the others in fp32. If it is about 1e-4, a loss is off by up to 1e-3."""
-
-
-class TopTarget(NamedTuple):
-    """A teacher's top k as kernels receive it in place of labels, contiguous (rows, k)."""
-
-    indices: Any
-    """Global columns."""
-    log_q: Any
-    """Log-probabilities, or logits unless there is a bucket."""
 
 
 KernelTarget = Tensor | TopTarget
@@ -299,20 +290,6 @@ class RowLoss(Options):
             label, self.label_smoothing, self.label_smoothing / self.vocabulary.size, self.z_loss, 1.0 - self.clip[0],
             1.0 + self.clip[1], self.kl_weight, self.entropy_weight,
         )  # fmt: skip
-
-
-class Strides(NamedTuple):
-    """Strides of the logits, target logits and gradient in elements, 0 for one that is missing. Kernels receive it.
-
-    With ALIGNED, the one-pass kernels have the strides of rows in vectors.
-    """
-
-    logits_row: Any
-    logits_column: Any
-    target_row: Any
-    target_column: Any
-    grad_row: Any
-    grad_column: Any
 
 
 @dataclass(frozen=True)

@@ -60,60 +60,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-
-class Scales(NamedTuple):
-    """The factors of losses and gradients. Kernels receive it."""
-
-    logits: Any
-    """On logits, whose products are exponents. `target`: on target logits."""
-    target: Any
-    grad: Any
-    """On the gradient of losses. `entropy`: on that of entropies. `total`: on the sum of the row losses."""
-    entropy: Any
-    total: Any
-    label: Any
-    """On log p[label] in the loss. `smoothing`: on the mean of -log p over the columns."""
-    smoothing: Any
-    column: Any
-    """`smoothing` divided by the columns of the vocabulary."""
-    z_loss: Any
-    clip_low: Any
-    """The least ratio that is not clipped. `clip_high`: the largest one."""
-    clip_high: Any
-    kl: Any
-    """On the estimate of the divergence from the reference. `entropy_term`: on the negative entropy in the loss."""
-    entropy_term: Any
-
-
-class RowInputs(NamedTuple):
-    """Numbers of each row, (rows,) fp32 or None. Kernels receive it."""
-
-    row_grad: Any = None
-    """Upstream gradients of the rows' losses."""
-    entropy_grad: Any = None
-    """Upstream gradients of the rows' entropies."""
-    row_weight: Any = None
-    """A row with the weight 0 does not count."""
-    old_logprobs: Any = None
-    advantages: Any = None
-    ref_logprobs: Any = None
-    divergence_p: Any = None
-    """For jsd: KL(p || mixture). `divergence_q`: KL(q || mixture)."""
-    divergence_q: Any = None
-    row_temperature: Any = None
-    """What divides the logits, if it differs between rows."""
-
-
-class RowOutputs(NamedTuple):
-    """The results of each row, (rows,) fp32, or None if the caller does not want this one. Kernels receive it."""
-
-    loss: Any
-    entropy: Any = None
-    logprobs: Any = None
-    clipped: Any = None
-    """bool. `correct`: bool, the label's logit is the largest of the row."""
-    correct: Any = None
-
+from tpbench.kernels.kernel_arguments import RowInputs
 
 LN_2 = tl.constexpr(math.log(2.0))
 LEAST_REST = tl.constexpr(2.0**-24)

@@ -12,8 +12,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import compile as compile_for
 
 from tests.support.fake_gpu import H200, fake_h200
+from tpbench.kernels.kernel_arguments import RowInputs, RowOutputs, Scales, TopTarget
 from tpbench.kernels.one_pass.launch import Form, OnePassLaunch, Prepared, prepare
-from tpbench.kernels.row_loss import RowInputs, RowOutputs, Scales, TopTarget, Vocabulary
+from tpbench.kernels.row_loss import Vocabulary
 from tpbench.kernels.symmetric import Workspace
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from tpbench.kernels import EntropyLossResult, LaunchRecord, TopK
+from tpbench.kernels.kernel_arguments import RowInputs, RowOutputs
 from tpbench.kernels.repeated_call import repeating
-from tpbench.kernels.row_terms import RowInputs, RowOutputs
 
 LOGITS = torch.zeros(2, 6, 32, dtype=torch.bfloat16)
 LABELS = torch.zeros(12, dtype=torch.int64)

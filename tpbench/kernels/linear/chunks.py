@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.kernels.distributed import all_gather, reduce_scatter
-from tpbench.kernels.row_loss import TopTarget
+from tpbench.kernels.kernel_arguments import TopTarget
 
 AUTO_GIB = 0.5
 """Workspace for workspace_gib="auto": 4096 rows of a vocabulary of 131,072 over two ranks, in bf16. With fewer rows the

@@ -12,19 +12,10 @@ from torch import Tensor
 
 from tpbench.kernels import KernelLoss, checks
 from tpbench.kernels.distributed import gather_by_rank
+from tpbench.kernels.kernel_arguments import RowInputs, RowOutputs
 from tpbench.kernels.launch_rows import launch_rows
 from tpbench.kernels.linear.chunks import ChunkLogits, Chunks, WeightGradient, chunks_of
-from tpbench.kernels.row_loss import (
-    LaunchRecord,
-    LossResult,
-    Options,
-    RowLoss,
-    Rows,
-    TopK,
-    kernel_target,
-    labels_of,
-)
-from tpbench.kernels.row_terms import RowInputs, RowOutputs
+from tpbench.kernels.row_loss import LaunchRecord, LossResult, Options, RowLoss, Rows, TopK, kernel_target, labels_of
 from tpbench.kernels.two_pass.launch import inverse_row_count, reduced
 
 

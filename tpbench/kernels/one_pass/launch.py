@@ -17,10 +17,11 @@ from triton.compiler import CompiledKernel
 
 from tpbench.kernels import symmetric
 from tpbench.kernels.cached_launch import CachedLaunch, cached_launch
+from tpbench.kernels.kernel_arguments import RowInputs, RowOutputs, Scales, Strides
 from tpbench.kernels.one_pass.meeting import LEAST_NUMBERS, meeting_kernel
 from tpbench.kernels.one_pass.tiling import Tiling, machine, tiling
-from tpbench.kernels.row_loss import KernelTarget, Strides, Vocabulary
-from tpbench.kernels.row_terms import RowInputs, RowOutputs, Scales, numbers_in_state
+from tpbench.kernels.row_loss import KernelTarget, Vocabulary
+from tpbench.kernels.row_terms import numbers_in_state
 
 
 class Specialization(NamedTuple):

@@ -8,20 +8,10 @@ The statistics are the numbers of a row's state that the loss needs. `row_terms`
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import triton
 import triton.language as tl
 
-from tpbench.kernels.row_terms import (
-    load_inputs,
-    numbers_of,
-    reference,
-    row_terms,
-    softmax_of_rows,
-    store_rows,
-    weigh,
-)
+from tpbench.kernels.row_terms import load_inputs, numbers_of, reference, row_terms, softmax_of_rows, store_rows, weigh
 from tpbench.kernels.two_pass.state import (
     block_columns,
     gathered_state,
@@ -35,16 +25,6 @@ from tpbench.kernels.two_pass.state import (
     shard_state,
     top_columns,
 )
-
-
-class Shard(NamedTuple):
-    """The columns of this rank, and the labels of rows that do not count."""
-
-    n_valid: Any
-    """Columns without padding."""
-    vocab_start: Any
-    vocab_size: Any
-    ignore_index: Any
 
 
 @triton.jit

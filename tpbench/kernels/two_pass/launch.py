@@ -13,10 +13,9 @@ from torch import Tensor
 from tpbench.kernels.block_caps import measured_cap
 from tpbench.kernels.cached_launch import INTERPRETED, cached_launch, launching
 from tpbench.kernels.distributed import gather_by_rank
-from tpbench.kernels.row_loss import KernelTarget, LaunchRecord, RowLoss, Rows, Strides, labels_of
-from tpbench.kernels.row_terms import RowInputs, RowOutputs
+from tpbench.kernels.kernel_arguments import RowInputs, RowOutputs, Shard, Strides
+from tpbench.kernels.row_loss import KernelTarget, LaunchRecord, RowLoss, Rows, labels_of
 from tpbench.kernels.two_pass.kernels import (
-    Shard,
     inverse_count_kernel,
     loss_and_gradient_kernel,
     mixture_kernel,

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 
 from tpbench.kernels.cached_launch import INTERPRETED
-from tpbench.kernels.row_loss import TopTarget
-from tpbench.kernels.row_terms import LEAST_REST, Scales, Teacher, merge_two, reference, state_of, weigh
+from tpbench.kernels.kernel_arguments import Scales, TopTarget
+from tpbench.kernels.row_terms import LEAST_REST, Teacher, merge_two, reference, state_of, weigh
 
 
 class TwoPassSpec(NamedTuple):
