@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -12,9 +12,9 @@ from torch import Tensor
 
 from tpbench.kernels import KernelLoss, checks
 from tpbench.kernels.launch_rows import launch_rows
+from tpbench.kernels.objective import RowObjective
 from tpbench.kernels.repeated_call import overwrite, repeating
 from tpbench.kernels.row_loss import LaunchRecord, LossResult, Options, RowLoss, Rows, TopK, kernel_target
-from tpbench.kernels.two_pass.launch import inverse_row_count, reduced
 
 
 @dataclass(frozen=True)
@@ -184,25 +184,16 @@ def entropy_loss(
 
     logits = logits.detach()
     loss_of_row = RowLoss.of_call(options, logits.shape[1], device, "logits", target)
-    rows = Rows.of_call(loss_of_row, n_rows, device, inputs, divisor, _gradient(logits, grad), isinstance(grad, Tensor))
-    of_target = kernel_target(target, loss_of_row)
-    launched = rows
+    of_target, objective = kernel_target(target, loss_of_row), None
     if options.objective is not None:
-        assert isinstance(of_target, Tensor)
         ignored = loss_of_row.ignored(of_target, row_weight)
-        of_target = of_target.masked_fill(ignored, -1)
-        if rows.count and rows.inverse_count is None:
-            rows = replace(rows, inverse_count=inverse_row_count(of_target, row_weight, loss_of_row))
-        launched = rows.of_objective(loss_of_row, row_inputs or {}, ignored, sequence_lengths)
-    elif rows.inverse_count is not None:  # the kernels then leave the sum to `reduced`
-        launched = replace(rows, total=None)
-    if n_rows:
-        how = launch_rows(loss_of_row, logits, of_target, launched)
-    else:
-        how = LaunchRecord(loss_of_row.two_pass_algorithm, 0)
-    total = launched.total if n_rows and launched.total is not None else reduced(rows, rows.inverse_count)
-    metrics = None if launched.objective is None else launched.objective.metrics
-    return EntropyLossResult(total, *rows.outputs, rows.grad, how, metrics=metrics)
+        objective = RowObjective(options.objective, row_inputs or {}, ignored, tuple(sequence_lengths or ()))
+    rows = Rows.of_call(
+        loss_of_row, n_rows, device, inputs, divisor, _gradient(logits, grad), isinstance(grad, Tensor), objective
+    )
+    how = launch_rows(loss_of_row, logits, of_target, rows)
+    metrics = None if objective is None else objective.metrics
+    return EntropyLossResult(rows.loss, *rows.outputs, rows.grad, how, metrics=metrics)
 
 
 def _gradient(logits: Tensor, grad: str | Tensor) -> Tensor | None:

@@ -21,10 +21,13 @@ SOFTCAPS = 1e-30, 64.0
 
 
 def launch_rows(loss: RowLoss, logits: Tensor, target: KernelTarget, rows: Rows) -> LaunchRecord:
-    """Queue the kernels for at least one row of logits on the current stream.
+    """Queue the kernels for rows of logits on the current stream.
 
     Raises RuntimeError or ValueError if an exchange or an algorithm that was asked for by name cannot do it.
     """
+    if not len(logits):
+        two_pass.reduced(rows, None)
+        return LaunchRecord(loss.two_pass_algorithm, 0)
     peers = _peers(loss, logits.device)
     if peers is not None:
         how = _one_pass(loss, None if peers == "one rank" else peers, logits, target, rows)
@@ -63,7 +66,7 @@ def _one_pass(
     )  # fmt: skip
     if isinstance(prepared, str):
         return prepared
-    launch = OnePassLaunch(prepared, peers, logits.device, loss.scales(rows, unit=math.log(2.0)))
+    launch = OnePassLaunch(prepared, peers, logits.device, loss.scales(rows.mean, unit=math.log(2.0)))
     with launching(logits.device):
         total = rows.total if reduce else None
         kernel = launch(logits, target, rows.grad, rows.inputs, rows.outputs, total, rows.inverse_count)

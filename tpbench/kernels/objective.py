@@ -11,6 +11,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import EllipsisType
 from typing import Any
 
 import torch
@@ -139,51 +140,49 @@ class RowObjective:
     inputs: Mapping[str, Tensor]
     ignored: Tensor
     """(rows,) bool: the rows that do not count."""
-    row_weight: Tensor | None
-    upstream: Tensor
-    """(rows,) fp32: the factor on the gradient of each row's loss, 0 for a row that does not count."""
-    entropy_grad: Tensor | None
-    """(rows,) fp32: the gradient of each row's entropy beside that of its loss, or None."""
     lengths: tuple[int, ...]
     """The lengths of the sequences of the rows that `run` works on."""
-    rows: slice
+    rows: slice | EllipsisType = ...
     """The rows that `run` works on."""
     metrics: dict[str, Tensor] = field(default_factory=dict)
     """The function's metrics, (rows,) each, which `run` stores."""
 
-    def run(self, outputs: RowOutputs, gradient: bool) -> RowInputs:
+    def run(self, outputs: RowOutputs, inputs: RowInputs, factor: float | Tensor, gradient: bool) -> RowInputs:
         """Replace the rows' losses in `outputs` by the function's, and store its metrics.
 
         Return the factors of the gradient, if one is wanted. outputs: of these rows, with their log-probabilities and,
-        if the function takes them, entropies.
+        if the function takes them, entropies. factor: of the reduction, on the gradient.
         """
-        objective, rows, ignored = self.objective, self.rows, self.ignored[self.rows]
-        given = {name: values[rows].detach() for name, values in self.inputs.items()}
+        objective, ignored = self.objective, self.ignored[self.rows]
+        given = {name: values[self.rows].detach() for name, values in self.inputs.items()}
         if "sequences" in objective.computed:
             given["sequences"] = sequence_numbers(self.lengths, ignored.device)
         computed = {"logprobs": outputs.logprobs, "entropy": outputs.entropy}
-        names = [name for name in computed if name in objective.computed]
-        leaves = [computed[name].detach().requires_grad_(gradient) for name in names]
+        leaves = {
+            name: computed[name].detach().requires_grad_(gradient) for name in computed if name in objective.computed
+        }
         factors: dict[str, Tensor | None] = {}
         with _recording(gradient):
-            losses, metrics = objective.call(len(ignored), {**dict(zip(names, leaves, strict=True)), **given})
+            losses, metrics = objective.call(len(ignored), {**leaves, **given})
             if gradient:
-                grads = torch.autograd.grad(losses, leaves, self.upstream[rows], allow_unused=True)
-                factors = dict(zip(names, grads, strict=True))
-        losses = losses.detach() if self.row_weight is None else losses.detach() * self.row_weight[rows]
+                upstream = (~ignored).float() * factor
+                for of_row in (inputs.row_weight, inputs.row_grad):
+                    upstream = upstream if of_row is None else upstream * of_row
+                grads = torch.autograd.grad(losses, [*leaves.values()], upstream, allow_unused=True)
+                factors = dict(zip(leaves, grads, strict=True))
+        losses = losses.detach() if inputs.row_weight is None else losses.detach() * inputs.row_weight
         outputs.loss.copy_(losses.masked_fill(ignored, 0.0))
         for name, values in metrics.items():
             if name not in self.metrics:
                 self.metrics[name] = values.new_zeros(len(self.ignored))
-            self.metrics[name][rows] = values.masked_fill(ignored, 0)
+            self.metrics[name][self.rows] = values.masked_fill(ignored, 0)
         of_logprobs, of_entropy = factors.get("logprobs"), factors.get("entropy")
-        if self.entropy_grad is not None:
-            given_grad = self.entropy_grad[rows]
-            of_entropy = given_grad if of_entropy is None else of_entropy + given_grad
+        if inputs.entropy_grad is not None:
+            of_entropy = inputs.entropy_grad if of_entropy is None else of_entropy + inputs.entropy_grad
         return RowInputs(
             torch.zeros_like(outputs.loss) if of_logprobs is None else of_logprobs.contiguous(),
-            None if of_entropy is None else of_entropy.contiguous(),
-        )
+            None if of_entropy is None else of_entropy.contiguous(), row_temperature=inputs.row_temperature,
+        )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=16)
@@ -226,17 +225,13 @@ def agree(
     if is_new:
         assert group is not None
         of_ranks = gather_values(["" if error is None else str(error), forms], group, device)
-        for rank, (text, forms_there) in enumerate(of_ranks):
-            if error is None and (text or forms_there != of_ranks[0][1]):
-                error = ValueError(
-                    f"on rank {rank}: {text}" if text else _difference(of_ranks[0][1], rank, forms_there)
-                )
+        first = of_ranks[0][1]
+        for rank, (text, there) in enumerate(of_ranks):
+            name = next((name for name in there | first if there.get(name) != first.get(name)), "")
+            unequal = f"{name} differs between ranks: {first.get(name)} on rank 0, {there.get(name)} on rank {rank}"
+            if error is None and (text or name):
+                error = ValueError(f"on rank {rank}: {text}" if text else unequal)
         if error is None:
             _agreed[form_of_call] = True
     if error is not None:
         raise error
-
-
-def _difference(forms: dict[str, Any], rank: int, forms_there: dict[str, Any]) -> str:
-    name = next(name for name in forms_there.keys() | forms.keys() if forms.get(name) != forms_there.get(name))
-    return f"{name} differs between ranks: {forms.get(name)} on rank 0, {forms_there.get(name)} on rank {rank}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -257,13 +257,9 @@ class RowLoss(Options):
         """True if each row has a label, or a top k, that says whether it counts."""
         return self.loss in LABEL_LOSSES or self.top[0] > 0
 
-    def numbers(self, entropy: bool) -> int:
-        """Return the fp32 numbers of a row's state that a rank sends (see `row_terms.numbers_of`)."""
-        return (6 if self.top[0] else 3 if self.has_labels and not self.label_smoothing else 5) + entropy
-
-    def ignored(self, labels: Tensor, row_weight: Tensor | None) -> Tensor:
+    def ignored(self, labels: Any, row_weight: Tensor | None) -> Tensor:
         """Return which rows do not count, (rows,) bool."""
-        ignored = (labels == self.ignore_index) | (labels < 0) | (labels >= self.vocabulary.size)
+        ignored: Tensor = (labels == self.ignore_index) | (labels < 0) | (labels >= self.vocabulary.size)
         return ignored if row_weight is None else ignored | (row_weight == 0.0)
 
     @property
@@ -281,12 +277,12 @@ class RowLoss(Options):
         several = self.algorithm == "two_kernels" or self.vocabulary.world_size > 1 or self.loss == "jsd"
         return "two_kernels" if several else "two_reads"
 
-    def scales(self, rows: Rows, unit: float = 1.0) -> Scales:
-        """Return the factors that kernels receive. unit: of exponents, in nats."""
+    def scales(self, mean: float, unit: float = 1.0) -> Scales:
+        """Return the factors that kernels receive. mean: of the reduction. unit: of exponents, in nats."""
         grad = self.grad_scale * self.logits_scale
         label = {"logprob": 1.0, "policy": 0.0}.get(self.loss, self.label_smoothing - 1.0)
         return Scales(
-            self.logits_scale / unit, self.logits_scale / self.temperature / unit, grad * rows.mean, grad, rows.mean,
+            self.logits_scale / unit, self.logits_scale / self.temperature / unit, grad * mean, grad, mean,
             label, self.label_smoothing, self.label_smoothing / self.vocabulary.size, self.z_loss, 1.0 - self.clip[0],
             1.0 + self.clip[1], self.kl_weight, self.entropy_weight,
         )  # fmt: skip
@@ -316,7 +312,7 @@ class Rows:
     @classmethod
     def of_call(
         cls, loss: RowLoss, rows: int, device: torch.device, inputs: RowInputs, divisor: float | Tensor | None,
-        grad: Tensor | None = None, accumulate: bool = False,
+        grad: Tensor | None = None, accumulate: bool = False, objective: RowObjective | None = None,
     ) -> Rows:  # fmt: skip
         """Return all rows of a call, with new memory for their results. With reduction="none" there is no total."""
 
@@ -336,29 +332,17 @@ class Rows:
             count, inverse_count = True, divisor.detach().float().reciprocal().view(1)
         elif divisor is not None:
             mean = 1.0 / divisor
-        elif count and not loss.has_labels:
-            weights = inputs.row_weight.sum(0, keepdim=True)
-            inverse_count = torch.where(weights == 0.0, 0.0, weights.reciprocal())
+        elif count and (objective is not None or not loss.has_labels):
+            weights = torch.ones(rows, device=device) if inputs.row_weight is None else inputs.row_weight
+            weights = weights if objective is None else weights.masked_fill(objective.ignored, 0.0)
+            total = weights.sum(0, keepdim=True)
+            inverse_count = torch.where(total == 0.0, 0.0, total.reciprocal())
         return cls(
-            outputs, inputs, grad, accumulate, empty(loss.reduction != "none"), mean, count, inverse_count
+            outputs, inputs, grad, accumulate, empty(loss.reduction != "none"), mean, count, inverse_count, objective
         )  # fmt: skip
 
-    def of_objective(
-        self, loss: RowLoss, row_inputs: Mapping[str, Tensor], ignored: Tensor, lengths: Sequence[int] | None
-    ) -> Rows:
-        """Return the rows whose losses a function computes. It gets the factors of the reduction, the kernels don't.
-
-        ignored: (rows,) bool, the rows that do not count. Their labels are `ignore_index`.
-        """
-        assert loss.objective is not None
-        upstream = (~ignored).float() * self.mean
-        for factor in (self.inverse_count, self.inputs.row_weight, self.inputs.row_grad):
-            upstream = upstream if factor is None else upstream * factor
-        objective = RowObjective(
-            loss.objective, row_inputs, ignored, self.inputs.row_weight, upstream, self.inputs.entropy_grad,
-            tuple(lengths or ()), slice(0, len(ignored)),
-        )  # fmt: skip
-        inputs = RowInputs(row_grad=self.inputs.row_grad, row_temperature=self.inputs.row_temperature)
-        return replace(
-            self, inputs=inputs, objective=objective, total=None, mean=1.0, count=False, inverse_count=None
-        )  # fmt: skip
+    @property
+    def loss(self) -> Tensor:
+        """The loss of the call: `total`, or the losses of rows."""
+        loss: Tensor = self.outputs.loss if self.total is None else self.total
+        return loss

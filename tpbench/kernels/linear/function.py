@@ -15,6 +15,7 @@ from tpbench.kernels.distributed import gather_by_rank
 from tpbench.kernels.kernel_arguments import RowInputs, RowOutputs
 from tpbench.kernels.launch_rows import launch_rows
 from tpbench.kernels.linear.chunks import ChunkLogits, Chunks, WeightGradient, chunks_of
+from tpbench.kernels.objective import RowObjective
 from tpbench.kernels.row_loss import LaunchRecord, LossResult, Options, RowLoss, Rows, TopK, kernel_target, labels_of
 from tpbench.kernels.two_pass.launch import inverse_row_count, reduced
 
@@ -167,17 +168,16 @@ def linear_entropy_loss(
         weight if "weight" in inputs else None, bias if "bias" in inputs else None, weight_grad, len(chunks)
     )
 
-    rows = Rows.of_call(of_row, n_rows, device, RowInputs(*map(chunks.in_order, numbers)), divisor)
     kernels_target: Any = None if isinstance(target, (tuple, list)) else kernel_target(target, of_row)
-    launched = rows
+    objective = None
     if options.objective is not None:
-        ignored = of_row.ignored(kernels_target, row_weight)
-        kernels_target = kernels_target.masked_fill(ignored, -1)
-    if rows.count and rows.inverse_count is None:
-        launched = rows = replace(rows, inverse_count=inverse_row_count(labels_of(kernels_target), row_weight, of_row))
-    if options.objective is not None:
+        ignored = chunks.in_order(of_row.ignored(kernels_target, row_weight))
         tensors = {name: chunks.in_order(values) for name, values in (row_inputs or {}).items()}
-        launched = rows.of_objective(of_row, tensors, chunks.in_order(ignored), sequence_lengths)
+        objective = RowObjective(options.objective, tensors, ignored, ())
+    in_order = RowInputs(*map(chunks.in_order, numbers))
+    rows = Rows.of_call(of_row, n_rows, device, in_order, divisor, objective=objective)
+    if rows.count and rows.inverse_count is None:
+        rows = replace(rows, inverse_count=inverse_row_count(labels_of(kernels_target), row_weight, of_row))
     stored_scale = 1.0 if not inputs or row_grad is not None else of_row.stored_scale(n_rows, weight.dtype)
     of_row = replace(of_row, grad_scale=grad_scale * stored_scale)
 
@@ -187,7 +187,7 @@ def linear_entropy_loss(
         hidden_chunk, logits = computed
         of_target = chunks.take(kernels_target, index) if teacher is None else teacher.compute(index)[1]
         student.wait()
-        of_chunk = _of_chunk(launched, chunks, index, logits if inputs else None)
+        of_chunk = _of_chunk(rows, chunks, index, logits if inputs else None)
         how_chunk = launch_rows(of_row, logits, of_target, of_chunk)
         how, sent = how or how_chunk, sent + how_chunk.bytes_sent
         student.send_gradient(index, logits, 1.0 / stored_scale)
@@ -201,9 +201,9 @@ def linear_entropy_loss(
 
     both = [student] if teacher is None else [student, teacher]
     workspace, sent = sum(each.memory.nbytes for each in both), sent + sum(each.bytes_sent for each in both)
-    metrics = None
-    if launched.objective is not None:
-        metrics = {name: chunks.in_rows(values) for name, values in launched.objective.metrics.items()}
+    metrics = (
+        None if objective is None else {name: chunks.in_rows(values) for name, values in objective.metrics.items()}
+    )
     rows = replace(rows, outputs=RowOutputs(*map(chunks.in_rows, rows.outputs)))
     return LinearEntropyLossResult(
         reduced(rows, rows.inverse_count), *rows.outputs, grad_hidden, weight_gradient.weight, weight_gradient.bias,

@@ -15,6 +15,7 @@ from tpbench.kernels.cached_launch import INTERPRETED, cached_launch, launching
 from tpbench.kernels.distributed import gather_by_rank
 from tpbench.kernels.kernel_arguments import RowInputs, RowOutputs, Shard, Strides
 from tpbench.kernels.row_loss import KernelTarget, LaunchRecord, RowLoss, Rows, labels_of
+from tpbench.kernels.row_terms import numbers_in_state
 from tpbench.kernels.two_pass.kernels import (
     inverse_count_kernel,
     loss_and_gradient_kernel,
@@ -51,61 +52,59 @@ def column_block(
 def launch(loss: RowLoss, logits: Tensor, target: KernelTarget, rows: Rows) -> LaunchRecord:
     """Queue the kernels for rows of logits on the current stream."""
     n_rows, columns = logits.shape
-    vocabulary, grad = loss.vocabulary, rows.grad
-    inverse_count = rows.inverse_count
+    vocabulary, grad, inverse_count, objective = loss.vocabulary, rows.grad, rows.inverse_count, rows.objective
     if rows.count and inverse_count is None:
         inverse_count = inverse_row_count(labels_of(target), rows.inputs.row_weight, loss)
-    entropy = rows.outputs.entropy is not None
-    width = loss.numbers(entropy)
-    block = column_block(columns, loss.block_cap, loss.formula, loss.two_pass_algorithm, vocabulary.share)
+    if objective is not None:
+        target = target.masked_fill(objective.ignored[objective.rows], -1)  # type: ignore[union-attr]
+    algorithm = loss.two_pass_algorithm
+    block = column_block(columns, loss.block_cap, loss.formula, algorithm, vocabulary.share)
     tile_rows, options = tile(n_rows, block, loss.top[1])
     programs = -(-n_rows // tile_rows)
     of_target = target.stride() if isinstance(target, Tensor) and target.dim() == 2 else (0, 0)
     of_read = (*logits.stride(), *of_target)
     of_grad = (0, 0) if grad is None else grad.stride()
     shard = Shard(vocabulary.valid, vocabulary.start, vocabulary.size, loss.ignore_index)
-    scales = loss.scales(rows)
-    spec = _spec(loss, entropy, tile_rows)._replace(
+    scales = loss.scales(rows.mean if objective is None else 1.0)
+    spec = _spec(loss, rows, tile_rows)._replace(
         BLOCK=block, SOFTCAP=loss.softcap or 0.0, TARGET_SOFTCAP=loss.target_softcap or 0.0,
         WIDE=is_wide(columns, block, logits.stride(), of_target, of_grad),
         TEMPERATURES=rows.inputs.row_temperature is not None,
     )  # fmt: skip
-    kernels = []
-    gathered = None
-    if loss.two_pass_algorithm == "two_kernels":
+    width = numbers_in_state(spec)
+    kernels, gathered, inputs, inverse_of_grad = [], None, rows.inputs, inverse_count
+    if algorithm == "two_kernels":
         statistics = torch.empty((width, n_rows), dtype=torch.float32, device=logits.device)
         states = cached_launch(statistics_kernel, SPEC=spec, **options)
         # Strides of the gradient would only specialise the kernel.
         strides = Strides._make((*of_read, 0, 0))
-        pointers = (logits, target, statistics, rows.inputs.row_weight, rows.inputs.row_temperature)
+        pointers = (logits, target, statistics, inputs.row_weight, inputs.row_temperature)
         kernels.append(states(programs, pointers, (n_rows, strides, shard), scales))
         gathered = gather_by_rank(statistics, loss.group, vocabulary.world_size)
         if loss.loss == "jsd":
             part = torch.empty((2, n_rows), dtype=torch.float32, device=logits.device)
             mixture = cached_launch(mixture_kernel, WIDTH=width, SPEC=spec, **options)
             integers = (n_rows, vocabulary.world_size, strides, shard)
-            pointers = (logits, target, gathered, rows.inputs.row_weight, part)
-            kernels.append(mixture(programs, pointers, integers, scales))
+            kernels.append(mixture(programs, (logits, target, gathered, inputs.row_weight, part), integers, scales))
             of_p, of_q = gather_by_rank(part, loss.group, vocabulary.world_size).sum(0)
-            rows = replace(rows, inputs=rows.inputs._replace(divergence_p=of_p, divergence_q=of_q))
-        losses_of_statistics(loss, gathered, target, rows)
-        if rows.objective is not None:
-            factors = rows.objective.run(rows.outputs, grad is not None)
-            rows = replace(rows, inputs=factors._replace(row_temperature=rows.inputs.row_temperature))
+            inputs = inputs._replace(divergence_p=of_p, divergence_q=of_q)
+        losses_of_statistics(loss, gathered, target, replace(rows, inputs=inputs))
+        if objective is not None:
+            factor = rows.mean if inverse_count is None else inverse_count * rows.mean
+            inputs, inverse_of_grad = objective.run(rows.outputs, inputs, factor, grad is not None), None
     if gathered is None or grad is not None:
         spec = spec._replace(ACCUMULATE=rows.accumulate)
         gradient = cached_launch(loss_and_gradient_kernel, WIDTH=width, SPEC=spec, **options)
-        pointers = (logits, target, gathered, inverse_count, rows.inputs, rows.outputs, grad)
+        pointers = (logits, target, gathered, inverse_of_grad, inputs, rows.outputs, grad)
         strides = Strides._make((*of_read, *of_grad))
         kernels.append(gradient(programs, pointers, (n_rows, columns, vocabulary.world_size, strides, shard), scales))
     reduced(rows, inverse_count)
     relaunch = functools.partial(_launch_again, loss, rows.mean, rows.count)
-    if rows.accumulate or rows.inverse_count is not None or spec.TEMPERATURES or rows.objective is not None:
+    if rows.accumulate or rows.inverse_count is not None or spec.TEMPERATURES or objective is not None:
         relaunch = None
     numbers = width + 2 * (loss.loss == "jsd")  # of each row, for every other rank
-    return LaunchRecord(
-        loss.two_pass_algorithm, block, (vocabulary.world_size - 1) * n_rows * numbers * 4, tuple(kernels), relaunch
-    )
+    bytes_sent = (vocabulary.world_size - 1) * n_rows * numbers * 4
+    return LaunchRecord(algorithm, block, bytes_sent, tuple(kernels), relaunch)
 
 
 def _launch_again(
@@ -122,17 +121,19 @@ def losses_of_statistics(loss: RowLoss, gathered: Tensor, target: KernelTarget, 
     block = max(1, (_INTERPRETED_TILE // 256 if INTERPRETED else 128) // max(1, loss.top[1] // 16))
     # No argument differs between ranks: the shard's columns don't matter here.
     shard = Shard(0, 0, loss.vocabulary.size, loss.ignore_index)
-    cached_launch(row_loss_kernel, WIDTH=width, SPEC=_spec(loss, rows.outputs.entropy is not None, block))(
+    cached_launch(row_loss_kernel, WIDTH=width, SPEC=_spec(loss, rows, block))(
         -(-n_rows // block), (target, gathered, rows.inputs, rows.outputs), (n_rows, world_size, shard),
-        loss.scales(rows),
+        loss.scales(rows.mean),
     )  # fmt: skip
 
 
-def _spec(loss: RowLoss, entropy: bool, rows: int) -> TwoPassSpec:
+def _spec(loss: RowLoss, rows: Rows, tile_rows: int) -> TwoPassSpec:
     """Return the constants of a kernel for tiles of so many rows."""
     top: dict[str, Any] = dict(zip(("TOP_K", "TOP_BLOCK", "TOP_LOSS", "BUCKET"), loss.top, strict=True))
-    smoothed, z_loss = loss.label_smoothing > 0, loss.z_loss > 0
-    return TwoPassSpec(loss.formula, smoothed, entropy, z_loss, rows, BETA=loss.beta, **top)
+    entropy = rows.outputs.entropy is not None
+    return TwoPassSpec(
+        loss.formula, loss.label_smoothing > 0, entropy, loss.z_loss > 0, tile_rows, BETA=loss.beta, **top
+    )
 
 
 def tile(rows: int, block: int, top_block: int = 0) -> tuple[int, dict[str, int]]:
@@ -165,14 +166,13 @@ def reduced(rows: Rows, inverse_count: Tensor | None) -> Tensor:
     The sum has a fixed order. inverse_count: a factor in memory, or None.
     """
     row_loss: Tensor = rows.outputs.loss
-    if rows.total is None:
-        return row_loss
-    if not row_loss.shape[0]:
-        return rows.total.zero_()
-    kernel = cached_launch(reduce_kernel, BLOCK=_REDUCE_BLOCK, num_warps=8)
-    with launching(row_loss.device):
-        kernel(1, (row_loss, inverse_count, rows.total), (row_loss.shape[0],), (rows.mean,))
-    return rows.total
+    if rows.total is not None and not len(row_loss):
+        rows.total.zero_()
+    elif rows.total is not None:
+        kernel = cached_launch(reduce_kernel, BLOCK=_REDUCE_BLOCK, num_warps=8)
+        with launching(row_loss.device):
+            kernel(1, (row_loss, inverse_count, rows.total), (len(row_loss),), (rows.mean,))
+    return rows.loss
 
 
 def scale_rows(grad: Tensor, factor: Tensor, divisor: float = 1.0) -> None:
