@@ -225,7 +225,7 @@ def mean_log(observed: Iterable[Observation]) -> float:
 
 def exp(log: float) -> float:
     """Return the number of a logarithm: infinity if it is too large, as a ratio of extreme values may be."""
-    return math.exp(log) if log < 709 else math.inf
+    return math.exp(log) if log < 709.78 else math.inf
 
 
 def _ratio(log: float, error: float, freedom: float, *, interleaved: bool = False) -> Ratio:

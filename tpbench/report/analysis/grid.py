@@ -9,19 +9,8 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from tpbench.report.analysis.records import (
-    Record,
-    column_label,
-    is_measurement,
-    named,
-    problem_fields,
-    problem_identity,
-    row_records,
-    short_text,
-    sort_key,
-    value_item,
-    value_text,
-)
+from tpbench.report.analysis import records
+from tpbench.report.analysis.records import Record, column_label, named, sort_key, value_item, value_text
 from tpbench.results.current_rows import newest
 from tpbench.results.read import chosen_options
 from tpbench.tables import MISSING
@@ -59,9 +48,9 @@ class RecordGrid:
         return tuple(at for at in self.independent if len({key[at] for key in self.lines}) > 1) or self.independent
 
     def follows(self, at: int, other: int) -> bool:
-        """Return true if the key `other` has names of which each has one value of the key `at`.
+        """Return true if the key `other` has names of which each has one value of the key `at`, as models have layers.
 
-        Each model has one number of layers. If each number of tokens has one number of ranks, that may be by chance.
+        If each number of tokens has one number of ranks, that may be by chance.
         """
         pairs = {(key[at], key[other]) for key in self.lines}
         named = at != other and any(isinstance(name, str) for _, name in pairs)
@@ -85,9 +74,8 @@ def arrange_rows(frame: pd.DataFrame) -> list[RecordGrid]:
     column of its own. Settings of the measurement split nothing: of several rows in one place the newest measurement
     stays.
     """
-    positions = {name: position for position, name in enumerate(workloads())}
     groups: dict[Key, list[Record]] = defaultdict(list)
-    for record in row_records(newest(frame)):
+    for record in records.row_records(newest(frame)):
         workload = workload_of(record)
         pivot = workload.pivot if workload else Pivot()
         for name, compute in pivot.derived.items():
@@ -97,11 +85,14 @@ def arrange_rows(frame: pd.DataFrame) -> list[RecordGrid]:
                 record[name] = None
         place = tuple(record[name] for name in ("workload", "device", "hardware", *pivot.sections))
         groups[*place, form_of(workload)].append(record)
-    ordered = sorted(
-        groups,
-        key=lambda key: (positions.get(key[0], len(positions)), key[1] == "cpu", [sort_key(value) for value in key]),
-    )
-    return [_grid(groups[key], workload_of(groups[key][0])) for key in ordered]
+    names = [*workloads()]
+
+    def position(key: Key) -> tuple[Any, ...]:
+        workload, device, *_ = key
+        at = names.index(workload) if workload in names else len(names)
+        return at, device == "cpu", [*map(sort_key, key)]
+
+    return [_grid(groups[key], workload_of(groups[key][0])) for key in sorted(groups, key=position)]
 
 
 def form_of(workload: Workload | None) -> str:
@@ -109,66 +100,60 @@ def form_of(workload: Workload | None) -> str:
     if workload is None or workload.definition is None or workload is workloads().get(workload.name):
         return ""
     file = workload.definition.get("path") or workload.definition.get("file") or "unknown file"
-    return f"{', '.join(problem_fields(workload))} ({file})"
+    return f"{', '.join(records.problem_fields(workload))} ({file})"
 
 
-def _grid(records: list[Record], workload: Workload | None) -> RecordGrid:
-    facts, keys = _split(records, workload)
-    lines: dict[Key, dict[Key, Record]] = defaultdict(dict)
-    all_fresh = all(record["fresh"] for record in records)  # such as those of a user's own operation
+def _grid(rows: list[Record], workload: Workload | None) -> RecordGrid:
+    facts, keys = _split(rows, workload)
+    all_fresh = all(record["fresh"] for record in rows)  # such as those of a user's own operation
     if all_fresh:
         facts["fresh"] = value_text(True)
+    lines: dict[Key, dict[Key, Record]] = defaultdict(dict)
     # The first record of a place stays: the newest measurement, or without any the newest row.
-    for record in sorted(records, key=lambda row: (is_measurement(row), row["finished_at"] or _EARLIEST), reverse=True):
+    for record in sorted(
+        rows, key=lambda row: (records.is_measurement(row), row["finished_at"] or _EARLIEST), reverse=True
+    ):
         options = (option for option in chosen_options(record, workload) if not (all_fresh and option[0] == "fresh"))
         column = (record["variant"], *options)
         record.key, record.column = tuple(record[name] for name in keys), column_name(column)
         lines[record.key].setdefault(column, record)
-    declared = {variant: at for at, variant in enumerate(workload.variants)} if workload else {}
-    columns = sorted(
-        {column for line in lines.values() for column in line},
-        key=lambda column: (
-            declared.get(column[0], len(declared)), sort_key(column[0]),
-            [(name, sort_key(value)) for name, value in column[1:]],
-        ),
-    )  # fmt: skip
+    variants = [*workload.variants] if workload else []
+
+    def position(column: Key) -> tuple[Any, ...]:
+        variant, *options = column
+        at = variants.index(variant) if variant in variants else len(variants)
+        return at, sort_key(variant), [(name, sort_key(value)) for name, value in options]
+
+    columns = sorted({column for line in lines.values() for column in line}, key=position)
+    ordered = sorted(lines, key=lambda key: [*map(sort_key, key)])
     return RecordGrid(
         workload=str(facts["workload"]),
         facts={name: text for name, text in facts.items() if text != MISSING},
         key_names=tuple(keys),
         columns=tuple(map(column_name, columns)),
-        lines={
-            key: [lines[key].get(column) for column in columns]
-            for key in sorted(lines, key=lambda key: [sort_key(value) for value in key])
-        },
+        lines={key: [lines[key].get(column) for column in columns] for key in ordered},
         independent=tuple(at for at, name in enumerate(keys) if not workload or name not in workload.pivot.derived),
     )
 
 
-def _split(records: list[Record], workload: Workload | None) -> tuple[dict[str, float | str], list[str]]:
-    """Return the facts that all rows of a grid share, and the keys that split these rows into problems.
-
-    A field of the problem that varies is a key. Options of a variant split columns instead, and settings of the
-    measurement split nothing.
-    """
+def _split(rows: list[Record], workload: Workload | None) -> tuple[dict[str, float | str], list[str]]:
+    """Return the facts that all rows of a grid share, and the keys that split these rows into problems."""
     pivot = workload.pivot if workload else Pivot()
     placed = {*pivot.rows, *pivot.sections, *pivot.implied}
-    problem = problem_identity(workload) | {"nodes": 1}
-    free = {name: default for name, default in problem.items() if name not in placed}
-    # A row of a cell that was never run may lack a value. That doesn't count as a difference, unless null is a value.
-    values = {
-        name: {record[name] for record in records} - (set() if default is None else {None})
-        for name, default in free.items()
-    }
-    facts = {name: value_item(records[0][name]) for name in ("workload", *pivot.sections, "hardware", "device")}
-    if records[0]["hardware"] is None:
+    facts = {name: value_item(rows[0][name]) for name in ("workload", *pivot.sections, "hardware", "device")}
+    if rows[0]["hardware"] is None:
         facts["hardware"] = "unknown hardware"
     if form := form_of(workload):
-        facts["form"] = short_text(form, 200)
-    for name, default in free.items():
-        if len(values[name]) == 1 and values[name] != {default}:
-            facts[column_label(name)] = value_item(*values[name])
-    return facts, [*pivot.rows, *(name for name in free if len(values[name]) > 1)]
+        facts["form"] = records.short_text(form, 200)
+    keys = [*pivot.rows]
+    for name, default in (records.problem_identity(workload) | {"nodes": 1}).items():
+        # A row of a cell that was never run may lack a value. That doesn't count as a difference, unless null is one.
+        values = {record[name] for record in rows} - (set() if default is None else {None})
+        if name not in placed and len(values) > 1:
+            keys.append(name)
+        elif name not in placed and values and values != {default}:
+            facts[column_label(name)] = value_item(*values)
+    return facts, keys
 
 
 def column_name(column: Key) -> str:

@@ -51,11 +51,7 @@ _LABELS = {"tp_size": "tp", "dp_size": "dp"}
 
 
 def row_records(frame: pd.DataFrame) -> list[Record]:
-    """Return each row of `load`, with its `hardware`, and with `graph_gib` added to `peak_gib`.
-
-    torch counts little of the memory of CUDA graphs. The sum is an upper bound: the gradients of a stack's graph, for
-    example, are in both.
-    """
+    """Return each row of `load`, with its `hardware`, and with `graph_gib` added to `peak_gib`: an upper bound."""
     records = list(map(Record, plain_rows(frame.assign(**hardware(frame)))))
     for record in records:
         wall, device = record["time_ms"], record["device_ms"]
@@ -82,8 +78,8 @@ def caveat_mark(record: Mapping[str, Any]) -> str:
     """Return the mark of a row that isn't a measurement, or an empty string."""
     device, wall = record.get("device_ci_low_ms"), record.get("time_ci_high_ms")
     contradicted = device is not None and wall is not None and device > (1 + TOLERANCE) * wall
-    marks = {INTERPRETED: record["interpreted"], SINGLE_PASS: record["warmed_up"] is False, CONTRADICTED: contradicted}
-    return next((mark for mark, holds in marks.items() if holds), "")
+    single_pass = record["warmed_up"] is False
+    return INTERPRETED if record["interpreted"] else SINGLE_PASS if single_pass else CONTRADICTED * contradicted
 
 
 def is_measurement(record: Mapping[str, Any]) -> bool:
@@ -106,12 +102,9 @@ def remark_marks(record: Record) -> str:
         return ""
     times = [record[name] for name in ("time_ms", "device_ms") if record.get(name) is not None]
     least = (record.get("floor_ms") or 0.0) * (1 - TOLERANCE)
-    marks = {
-        HOST_BOUND: record.get("bound") == "host",
-        THROTTLED: record.get("throttle_reasons") not in (None, "none"),
-        BELOW_FLOOR: is_measurement(record) and any(time < least for time in times),
-    }
-    return "".join(mark for mark, holds in marks.items() if holds)
+    is_throttled = record.get("throttle_reasons") not in (None, "none")
+    below_floor = is_measurement(record) and any(time < least for time in times)
+    return HOST_BOUND * (record.get("bound") == "host") + THROTTLED * is_throttled + BELOW_FLOOR * below_floor
 
 
 def marks(record: Record, columns: Collection[str]) -> str:
@@ -126,9 +119,8 @@ def marks(record: Record, columns: Collection[str]) -> str:
         loop, device = record["chained_ms"] if "chained_ms" in shown else None, record["device_ms"]
         waits = loop and device is not None and is_host_bound(1 - device / loop)
         remarks = HOST_BOUND * bool(waits) + remarks.replace(HOST_BOUND, "")
-    if "peak_gib" in shown and record["status"] == "ok" and record.get("graph_gib"):
-        remarks += GRAPH_MEMORY
-    return caveat_mark(record) + remarks
+    in_graph = "peak_gib" in shown and record["status"] == "ok" and record.get("graph_gib")
+    return caveat_mark(record) + remarks + GRAPH_MEMORY * bool(in_graph)
 
 
 def mark_word(mark: str) -> str:
@@ -153,9 +145,7 @@ def named(name: str, value: Any) -> str:
 
 def value_text(value: Any) -> str:
     """Return a value as a command line spells it."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return MISSING
-    return short_text(spelled(value), 60)
+    return MISSING if value is None or value != value else short_text(spelled(value), 60)
 
 
 def value_item(value: Any) -> float | str:
@@ -177,23 +167,17 @@ def short_text(text: str, limit: int) -> str:
 def hover_text(record: Record) -> str:
     """Return the main numbers of a row with their intervals, its status, and its name, as one line."""
     words = [f"{record.column}: {value_text(record['status'])}"]
-    for clock in TIMED:
-        low, high = (record[name] for name in clock.interval)
-        if record[clock.column] is not None:
-            interval = f" ({number(low)} to {number(high)})" if low is not None and high is not None else ""
-            words.append(f"{clock.column} {number(record[clock.column])}{interval}")
-    for name in ("fraction_of_floor", "peak_gib"):
-        words += [f"{name} {number(record[name])}"] if record[name] is not None else []
+    for column, *ends in (*((clock.column, *clock.interval) for clock in TIMED), ("fraction_of_floor",), ("peak_gib",)):
+        if record[column] is not None:
+            interval = " to ".join(number(record[end]) for end in ends if record[end] is not None)
+            words.append(f"{column} {number(record[column])}{interval and f' ({interval})'}")
     return ", ".join([*words, f"row {value_text(record['row_id'])}"])
 
 
 def sort_key(value: Any) -> tuple[int, float, str]:
     """Return a key that sorts values of mixed types: words, then numbers (also as text), then missing values."""
-    if value is None:
-        return (2, 0.0, "")
     try:
-        if math.isfinite(size := float(value)):
-            return (1, size, "")
+        size = 0.0 if value is None else float(value)
     except ValueError:
-        pass
-    return (0, 0.0, str(value))
+        size = math.inf
+    return (2, 0.0, "") if value is None else (1, size, "") if math.isfinite(size) else (0, 0.0, str(value))

@@ -3,25 +3,16 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from statistics import median
+from typing import NamedTuple
 
 from tpbench.measure.clocks import DECIDING, WALL, Clock
+from tpbench.report.analysis import records
 from tpbench.report.analysis.comparison import Ratio, compare, value_of
 from tpbench.report.analysis.grid import Key, RecordGrid
 from tpbench.report.analysis.metrics import counted, metric, number, ratio_text
-from tpbench.report.analysis.records import (
-    BELOW_FLOOR,
-    Record,
-    is_measurement,
-    json_object,
-    named,
-    problem_identity,
-    remark_marks,
-    value_text,
-)
+from tpbench.report.analysis.records import Record, named, value_text
 from tpbench.suggestions import printable
-from tpbench.workloads import Workload
 from tpbench.workloads.definition import workload_of
 
 DOUBTS = {
@@ -41,30 +32,34 @@ MEASURED_WITH = ("time_budget_s", "min_iterations", "max_iterations", "precision
 """Settings of the measurement. They split no problem."""
 
 
-@dataclass(frozen=True)
-class ProblemVerdict:
+class ProblemVerdict(NamedTuple):
     """The answer for one problem."""
 
-    grid: RecordGrid
+    hardware: str
     problem: str
     """The keys that tell the problems of the grid apart."""
-    clock: Clock
-    """The clock that decides: that of the device if all measured cells have it, else the wall clock."""
-    fastest: Record | None
-    """The fastest of the cells with inputs that change, or of those without, whichever are more."""
-    runner_up: Record | None
-    """The fastest cell of another variant. Without one, the fastest with other options of the same variant."""
-    ratio: Ratio | None
-    """Time of the runner-up over that of the fastest."""
-    smallest: Record | None
-    """The cell with the least memory. None if no row has any."""
     doubts: tuple[str, ...]
     """Names of `DOUBTS`."""
+    clock: Clock = WALL
+    """The clock that decides: that of the device if all measured cells have it, else the wall clock."""
+    fastest: Record | None = None
+    """The fastest of the cells with inputs that change, or of those without, whichever are more."""
+    runner_up: Record | None = None
+    """The fastest cell of another variant. Without one, the fastest with other options of the same variant."""
+    ratio: Ratio | None = None
+    """Time of the runner-up over that of the fastest."""
+    smallest: Record | None = None
+    """The cell with the least memory. None if no row has any."""
 
     @property
     def time_ms(self) -> float:
         """The time of the fastest cell by the deciding clock, or 0 if no cell was measured."""
         return float(self.fastest[self.clock.column]) if self.fastest else 0.0
+
+    @property
+    def winner(self) -> str | None:
+        """The variant that is surely faster than the others, or None."""
+        return value_text(self.fastest["variant"]) if self.fastest and self.ratio and self.ratio.decided else None
 
 
 def verdicts_of(grid: RecordGrid, disputed: Collection[str] = ()) -> list[ProblemVerdict]:
@@ -73,42 +68,39 @@ def verdicts_of(grid: RecordGrid, disputed: Collection[str] = ()) -> list[Proble
 
 
 def _verdict(grid: RecordGrid, key: Key, disputed: Collection[str]) -> ProblemVerdict:
+    place = str(grid.facts["hardware"]), grid.problem_text(key, grid.varying)
     line = [record for record in grid.lines[key] if record]
-    records = [record for record in line if is_measurement(record) and record["time_ms"] is not None]
-    problem = grid.problem_text(key, grid.varying)
-    if not records:
-        return ProblemVerdict(grid, problem, WALL, None, None, None, None, ("unmeasured",))
-    clock = next(clock for clock in DECIDING if all(record[clock.column] is not None for record in records))
-    fresh = 2 * sum(bool(record["fresh"]) for record in records) > len(records)
-    alike = [record for record in records if bool(record["fresh"]) == fresh]
+    measured = [record for record in line if records.is_measurement(record) and record["time_ms"] is not None]
+    if not measured:
+        return ProblemVerdict(*place, ("unmeasured",))
+    clock = next(clock for clock in DECIDING if all(record[clock.column] is not None for record in measured))
+    fresh = 2 * sum(bool(record["fresh"]) for record in measured) > len(measured)
+    alike = [record for record in measured if bool(record["fresh"]) == fresh]
     first, *others = sorted(alike, key=lambda record: float(record[clock.column]))
     second = next((record for record in others if record["variant"] != first["variant"]), others[0] if others else None)
     ratio = compare([first], [second], metric(clock.column)) if second else None
     by_wall = min([first, *others], key=lambda record: float(record["time_ms"]))
     slower = compare([by_wall], [first], metric("time_ms"))
     sized = [record for record in alike if value_of(record, metric("peak_gib"))]
-    smallest = min(sized, key=lambda record: float(record["peak_gib"]), default=None)
     both = [record for record in (first, second) if record]
     holds = {
         "undecided": ratio is not None and not ratio.decided,
         "alone": ratio is None,
         "wall differs": by_wall["variant"] != first["variant"] and slower is not None and slower.decided,
         "losses differ": any(str(record["row_id"]) in disputed for record in both),
-        "below floor": any(BELOW_FLOOR in remark_marks(record) for record in both),
+        "below floor": any(records.BELOW_FLOOR in records.remark_marks(record) for record in both),
         "shared host": any(record["beside"] for record in both),
     }
-    doubts = tuple(name for name in holds if holds[name])
-    return ProblemVerdict(grid, problem, clock, first, second, ratio, smallest, doubts)
+    smallest = min(sized, key=lambda record: float(record["peak_gib"]), default=None)
+    return ProblemVerdict(*place, tuple(filter(holds.get, holds)), clock, first, second, ratio, smallest)
 
 
 def answers(all_verdicts: Sequence[ProblemVerdict]) -> list[str]:
     """Return a sentence for each machine. Machines are judged apart: the order on a CPU says nothing about GPUs."""
-    by_machine: dict[str, list[ProblemVerdict]] = defaultdict(list)
+    machines: dict[str, list[ProblemVerdict]] = defaultdict(list)
     for verdict in all_verdicts:
-        by_machine[str(verdict.grid.facts["hardware"])].append(verdict)
-    if len(by_machine) == 1:
-        return [answer(all_verdicts)]
-    return [f"{machine}: {answer(of_machine)}" for machine, of_machine in by_machine.items()]
+        machines[verdict.hardware].append(verdict)
+    return [f"{name}: " * (len(machines) > 1) + answer(of_machine) for name, of_machine in machines.items()]
 
 
 def answer(all_verdicts: Sequence[ProblemVerdict]) -> str:
@@ -119,46 +111,40 @@ def answer(all_verdicts: Sequence[ProblemVerdict]) -> str:
     problem has two.
     """
     compared = [verdict for verdict in all_verdicts if verdict.runner_up]
-    measured = [verdict for verdict in compared or all_verdicts if verdict.fastest]
+    measured = compared or [verdict for verdict in all_verdicts if verdict.fastest]
     if not measured:
         return "No row is both correct and a measurement."
-    by_variant: dict[str, list[ProblemVerdict]] = defaultdict(list)
-    for verdict in measured:
-        if verdict.fastest and (not compared or (verdict.ratio and verdict.ratio.decided)):
-            by_variant[value_text(verdict.fastest["variant"])].append(verdict)
-    if not by_variant:
+    alone = [value_text(verdict.fastest["variant"]) for verdict in measured if verdict.fastest and not compared]
+    winners = alone or [verdict.winner for verdict in measured]
+    counts = Counter(filter(None, winners)).most_common()
+    if not counts:
         return f"Undecided in {counted(len(measured), 'problem')}: two runs may differ as much by chance."
-    winner, *others = sorted(by_variant, key=lambda name: -len(by_variant[name]))
-    won, undecided = by_variant[winner], len(measured) - sum(map(len, by_variant.values()))
-    elsewhere = [f"{name} in {len(by_variant[name])}" for name in others]
-    elsewhere += [f"undecided in {undecided}"] if undecided else []
-    kind = "compared problems" if compared else "problems"
-    where = "" if len(measured) == 1 else f" in {f'{len(won)} of' if elsewhere else 'all'} {len(measured)} {kind}"
-    text = f"{'Fastest' if compared else 'Measured alone'}: {winner}{where}"
+    (winner, count), *others = counts
+    elsewhere = [f"{name} in {times}" for name, times in others]
+    elsewhere += [f"undecided in {winners.count(None)}"] if None in winners else []
+    text = f"{'Fastest' if compared else 'Measured alone'}: {winner}"
+    if len(measured) > 1:
+        which = f"{count} of" if elsewhere else "all"
+        text += f" in {which} {len(measured)} {'compared ' if compared else ''}problems"
     text += f" ({', '.join(elsewhere)})" if elsewhere else ""
+    won = [verdict for verdict, name in zip(measured, winners, strict=True) if name == winner]
     shares = [verdict.fastest["fraction_of_floor"] for verdict in won if verdict.fastest]
     if shares := [share for share in shares if share is not None]:
         text += f", at {100 * median(shares):.0f}% of the hardware limit"
-    ratios = [verdict.ratio.value for verdict in won if verdict.ratio]
-    if ratios:
+    if ratios := [verdict.ratio.value for verdict in won if verdict.ratio]:
         names = {value_text(verdict.runner_up["variant"]) for verdict in won if verdict.runner_up}
         next_name = names.pop() if len(names) == 1 else "The next variant"
         text += f". {next_name} takes {ratio_text(median(ratios)).rstrip('x')} times as long"
     middle = "medians, " if len(won) > 1 and (shares or ratios) else ""
     clocks = " or ".join(sorted({verdict.clock.name for verdict in won}))
-    return f"{text} ({middle}{clocks} time).{_least_memory(compared)}"
-
-
-def _least_memory(verdicts: Sequence[ProblemVerdict]) -> str:
-    """Return a sentence on the variant that most often needs the least memory, or nothing without rows."""
-    pairs = [(verdict.smallest, verdict.fastest) for verdict in verdicts if verdict.smallest and verdict.fastest]
-    if not pairs:
-        return ""
-    name, count = Counter(value_text(smallest["variant"]) for smallest, _ in pairs).most_common(1)[0]
-    where = "" if count == len(pairs) else f" in {count} of {len(pairs)}"
-    shares = [smallest["peak_gib"] / fastest["peak_gib"] for smallest, fastest in pairs if fastest["peak_gib"]]
-    beside = f", with {median(shares):.0%} of the fastest variant's" if shares and median(shares) < 0.95 else ""
-    return f" Least memory: {name}{where}{beside}."
+    text += f" ({middle}{clocks} time)."
+    if pairs := [(verdict.smallest, verdict.fastest) for verdict in compared if verdict.smallest and verdict.fastest]:
+        name, count = Counter(value_text(smallest["variant"]) for smallest, _ in pairs).most_common(1)[0]
+        where = "" if count == len(pairs) else f" in {count} of {len(pairs)}"
+        parts = [smallest["peak_gib"] / fastest["peak_gib"] for smallest, fastest in pairs if fastest["peak_gib"]]
+        beside = f", with {median(parts):.0%} of the fastest variant's" if parts and median(parts) < 0.95 else ""
+        text += f" Least memory: {name}{where}{beside}."
+    return text
 
 
 def disagreements(rows: Iterable[Record]) -> dict[str, frozenset[str]]:
@@ -166,45 +152,41 @@ def disagreements(rows: Iterable[Record]) -> dict[str, frozenset[str]]:
 
     The sentence names the problem, the two rows that are farthest apart, and what to do. It is safe to print.
     """
-    problems: dict[tuple[object, ...], list[Record]] = defaultdict(list)
+    problems: dict[Key, list[Record]] = defaultdict(list)
     for row in rows:
         workload = workload_of(row)
         if row["status"] == "ok" and row["loss_value"] is not None and workload:
-            problems[(workload.name, *((name, row[name]) for name in problem_identity(workload)))].append(row)
+            problems[workload.name, *((name, row[name]) for name in records.problem_identity(workload))].append(row)
     sentences = {}
     for equal_rows in problems.values():
-        workload = workload_of(equal_rows[0])
-        assert workload
-        tolerance = workload.pivot.loss_tolerance.get(equal_rows[0]["dtype"], 1e-4)
-        if difference := _far_apart(equal_rows, tolerance):
-            problem = name_of_problem(equal_rows[0], workload)
-            advice = "Measure both again, and use neither until they agree"
-            sentence = printable(f"equal problems show different losses ({problem}): {difference}. {advice}", 600)
-            sentences[sentence] = frozenset(str(row["row_id"]) for row in equal_rows)
+        ordered = sorted(equal_rows, key=lambda row: (math.isnan(row["loss_value"]), row["loss_value"]))
+        one, other = ordered[0], ordered[-1]
+        low, high = one["loss_value"], other["loss_value"]
+        workload = workload_of(one)
+        tolerance = workload.pivot.loss_tolerance.get(one["dtype"], 1e-4) if workload else 0.0
+        if math.isnan(low) or abs(low - high) <= tolerance * max(1.0, abs(low), abs(high)):
+            continue
+        first, last = (
+            f"{value_text(row['label'])} (dp{value_text(row['dp_size'])} x tp{value_text(row['tp_size'])}) "
+            f"{number(row['loss_value'])}"
+            for row in (one, other)
+        )
+        sentence = (
+            f"equal problems show different losses ({_problem_name(one)}): {first} and {last}; a share of "
+            f"{tolerance:g} is allowed. Measure both again, and use neither until they agree"
+        )
+        sentences[printable(sentence, 600)] = frozenset(str(row["row_id"]) for row in equal_rows)
     return sentences
 
 
-def _far_apart(rows: Sequence[Record], tolerance: float) -> str:
-    """Name the rows with the lowest and the highest loss if these differ by more than the tolerance."""
-    ordered = sorted(rows, key=lambda row: (math.isnan(row["loss_value"]), row["loss_value"]))
-    one, other = ordered[0], ordered[-1]
-    low, high = one["loss_value"], other["loss_value"]
-    if math.isnan(low) or abs(low - high) <= tolerance * max(1.0, abs(low), abs(high)):
-        return ""
-    named, other_named = (
-        f"{value_text(row.get('label'))} (dp{value_text(row['dp_size'])} x tp{value_text(row['tp_size'])})"
-        for row in (one, other)
-    )
-    return f"{named} {number(low)} and {other_named} {number(high)}; a share of {tolerance:g} is allowed"
-
-
-def name_of_problem(row: Record, workload: Workload) -> str:
+def _problem_name(row: Record) -> str:
     """Name a problem by the fields that are not implied and not the default, and by its tokens."""
+    workload = workload_of(row)
+    assert workload
     shown = {
         name: row[name]
-        for name, default in problem_identity(workload).items()
-        if row[name] is not None and name not in workload.pivot.implied
-        if row[name] != default or name in workload.pivot.rows
+        for name, default in records.problem_identity(workload).items()
+        if name not in workload.pivot.implied and (row[name] != default or name in workload.pivot.rows)
     }
     shown.setdefault("tokens", row["tokens"])
     fields = [named(name, value) for name, value in shown.items() if value is not None]
@@ -213,11 +195,11 @@ def name_of_problem(row: Record, workload: Workload) -> str:
 
 def mixing_note(grid: RecordGrid) -> str:
     """Return sentences about the hosts, versions, settings and inputs that a grid's rows mix, or an empty text."""
-    records, kinds = grid.records, []
+    kinds = []
     for name, plural in PROVENANCE.items():
-        if len(values := sorted({value_text(record[name]) for record in records if record[name]})) > 1:
+        if len(values := sorted({value_text(record[name]) for record in grid.records if record[name]})) > 1:
             kinds.append(f"{len(values)} {plural}" + (f" ({', '.join(values)})" if name == "host" else ""))
-    jobs = [json_object(record["job"]) for record in records]
+    jobs = [records.json_object(record["job"]) for record in grid.records]
     for name in MEASURED_WITH:
         if len(values := sorted({str(job[name]) for job in jobs if name in job})) > 1:
             kinds.append(f"{name} {printable(', '.join(values), 60)}")
