@@ -6,19 +6,11 @@ from dataclasses import replace
 
 import pandas as pd
 
+from tpbench.report.analysis import records
 from tpbench.report.analysis.comparison import INTERLEAVED_METHOD, Ratio, ratios_to_best
 from tpbench.report.analysis.grid import RecordGrid, arrange_rows, heading
 from tpbench.report.analysis.metrics import Metric, metric, number, ratio_text
-from tpbench.report.analysis.records import (
-    Record,
-    caveat_mark,
-    column_label,
-    mark_meanings,
-    mark_word,
-    marks,
-    value_cell,
-    value_text,
-)
+from tpbench.report.analysis.records import Record, column_label, value_cell, value_text
 from tpbench.report.analysis.verdicts import disagreements, mixing_note
 from tpbench.settings import JobError
 from tpbench.suggestions import printable
@@ -45,31 +37,37 @@ def pivot(
     if floor and not shown.is_time:
         raise JobError(f"{metric_name} has no floor: choose a time, such as --metric device_ms")
     grids = arrange_rows(frame)
-    records = [record for grid in grids for record in grid.records]
     tables = [metric_table(grid, shown, floor=floor) for grid in grids]
     notes = [TableCell(line, kind="dim") for line in legend(tables, shown)]
     for (status, reason), cells in failures(grids).items():
         names = [*dict.fromkeys(cells)]  # cells of different tables may have one name
         shortened = ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
         notes.append(TableCell(f"{status}: {shortened}: {reason or 'no reason given'}", kind=FAILED.get(status, "")))
-    traced = [(grid, record) for grid in grids for record in grid.records if record["trace"]]
-    for grid, record in traced:
-        place = f"{record['log_dir']}/{record['trace']}"
-        notes.append(TableCell(f"trace of {record.column} {grid.problem_text(record.key)}: {place}", kind="dim"))
+    for grid in grids:
+        for record in (record for record in grid.records if record["trace"]):
+            cell, place = f"{record.column} {grid.problem_text(record.key)}", f"{record['log_dir']}/{record['trace']}"
+            notes.append(TableCell(f"trace of {cell}: {place}", kind="dim"))
     if transpose:
         tables = [_transposed(table, grid) for table, grid in zip(tables, grids, strict=True)]
     unit = f", in {shown.unit}" if shown.unit else ""
     least = "half the best" if shown.better > 0 else f"twice the {'fastest' if shown.unit == 'ms' else 'smallest'}"
     meaning = f"; (2.00x): {least} of its {'column' if transpose else 'line'}" if shown.better else ""
-    return Document(tables, f"{shown.name}: {shown.doc}{unit}{meaning}", notes, [*disagreements(records)])
+    warnings = disagreements(record for grid in grids for record in grid.records)
+    return Document(tables, f"{shown.name}: {shown.doc}{unit}{meaning}", notes, [*warnings])
 
 
 def metric_table(grid: RecordGrid, shown: Metric, *, floor: bool = False) -> Table:
-    """Return the table of one metric for one grid."""
+    """Return the table of one metric for one grid. The best cell of a line has a kind if no other may be as good."""
     rows: list[list[TableCell | str]] = []
     for key, line in grid.lines.items():
-        ratios = ratios_to_best(line, shown)
-        rows.append([*map(value_cell, key), *_cells(line, ratios, shown), *([_floor(line, ratios)] if floor else [])])
+        ranked = [*zip(line, ratios_to_best(line, shown), strict=True)]
+        best = [record for record, ratio in ranked if record and ratio and ratio.value == 1]
+        close = {record["variant"] for record, ratio in ranked if record and ratio and not ratio.decided}
+        wins = sum(ratio is not None for _, ratio in ranked) > 1 and close <= {record["variant"] for record in best}
+        cells = [_cell(record, shown, ratio, wins=wins) if record else _NOT_RUN for record, ratio in ranked]
+        floor_ms = best[0]["floor_ms"] if best else None
+        least = _NOT_RUN if floor_ms is None else TableCell(metric("floor_ms").write(floor_ms), float(floor_ms))
+        rows.append([*map(value_cell, key), *cells, *([least] if floor else [])])
     return Table(
         heading=heading(grid.facts),
         columns=(*map(column_label, grid.key_names), *grid.columns, *([FLOOR] if floor else [])),
@@ -81,45 +79,25 @@ def metric_table(grid: RecordGrid, shown: Metric, *, floor: bool = False) -> Tab
     )
 
 
-def _cells(line: Sequence[Record | None], ratios: Sequence[Ratio | None], shown: Metric) -> list[TableCell]:
-    """Return the cells of one problem.
-
-    The best has its kind only if it isn't alone, and if no other variant may be as good.
-    """
-    ranked = [(record["variant"], ratio) for record, ratio in zip(line, ratios, strict=True) if record and ratio]
-    winners = {variant for variant, ratio in ranked if ratio.value == 1}
-    wins = len(ranked) > 1 and winners.issuperset(variant for variant, ratio in ranked if not ratio.decided)
-    cells = zip(line, ratios, strict=True)
-    return [_cell(record, shown, ratio, wins=wins) if record else _NOT_RUN for record, ratio in cells]
-
-
 def _cell(record: Record, shown: Metric, ratio: Ratio | None, *, wins: bool) -> TableCell:
     """Return the cell of a row. `ratio` is how many times worse it is than the best of its line."""
-    status, value, mark = value_text(record["status"]), record[shown.name], marks(record, (shown.name,))
+    status, value, mark = value_text(record["status"]), record[shown.name], records.marks(record, (shown.name,))
     if status != "ok":
         note = f"{status}, {printable(record['reason'] or '')}"
         return TableCell("OOM" if status == "oom" else status, status, FAILED.get(status, ""), note=note)
     if value is None:
-        return TableCell(status + caveat_mark(record), status)
-    text, notes = shown.write(float(value)) + mark, [mark_word(letter) for letter in mark]
-    undecided = "" if not ratio or ratio.decided else UNDECIDED
-    if ratio and ratio.interleaved and ratio.low and ratio.high:
+        return TableCell(status + records.caveat_mark(record), status)
+    text, notes = shown.write(float(value)) + mark, [*map(records.mark_word, mark)]
+    if ratio is None:
+        return TableCell(text, float(value), note=", ".join(notes))
+    undecided = "" if ratio.decided else UNDECIDED
+    if ratio.interleaved and ratio.low and ratio.high:
         text += f" ({number(ratio.value)}x{undecided}, {number(ratio.low)} to {number(ratio.high)})"
         notes.insert(0, "interleaved")
-    elif ratio:
+    else:
         text += f" ({ratio_text(ratio.value)}{undecided})"
     notes += ["undecided"] if undecided else []
-    kind = "best" if ratio and ratio.value == 1 and wins else ""
-    numbers = (ratio.value, ratio.low, ratio.high) if ratio else ()
-    return TableCell(text, float(value), kind, numbers, ", ".join(notes))
-
-
-def _floor(line: Sequence[Record | None], ratios: Sequence[Ratio | None]) -> TableCell:
-    pairs = zip(line, ratios, strict=True)
-    fastest = next((record for record, ratio in pairs if record and ratio and ratio.value == 1), None)
-    if not fastest or fastest["floor_ms"] is None:
-        return _NOT_RUN
-    return TableCell(metric("floor_ms").write(fastest["floor_ms"]), float(fastest["floor_ms"]))
+    return TableCell(text, float(value), "best" * (ratio.value == 1 and wins), ratio[:3], ", ".join(notes))
 
 
 def _transposed(table: Table, grid: RecordGrid) -> Table:
@@ -140,24 +118,20 @@ def legend(tables: Sequence[Table], shown: Metric) -> list[str]:
     """Return the meaning of the marks that occur, and of "ok" without a value."""
     cells = [cell for table in tables for row in table.cells for cell in row[table.keys :]]
     text = " ".join(cell.text for cell in cells)
-    lines = list(mark_meanings(text))
-    if UNDECIDED in text:
-        lines.append(
-            f"{UNDECIDED} undecided: two runs may differ as much by chance alone, or samples are too few to tell"
-        )
-    if any(cell.value == "ok" for cell in cells):
-        lines.append(f"ok: correct, but without {shown.name}")
-    if any("interleaved" in cell.note for cell in cells):
-        lines.append(f"(2.000x, 1.981 to 2.019): {INTERLEAVED_METHOD}")
-    return lines
+    undecided = f"{UNDECIDED} undecided: two runs may differ as much by chance alone, or samples are too few to tell"
+    further = {
+        undecided: UNDECIDED in text,
+        f"ok: correct, but without {shown.name}": any(cell.value == "ok" for cell in cells),
+        f"(2.000x, 1.981 to 2.019): {INTERLEAVED_METHOD}": any("interleaved" in cell.note for cell in cells),
+    }
+    return [*records.mark_meanings(text), *filter(further.get, further)]
 
 
 def failures(grids: Sequence[RecordGrid]) -> dict[tuple[str, str], list[str]]:
     """Return the names of the cells that are not ok, by status and reason. All texts are safe to print."""
     groups: dict[tuple[str, str], list[str]] = defaultdict(list)
     for grid in grids:
-        for record in grid.records:
-            if record["status"] != "ok":
-                reason = value_text(record["status"]), printable(record["reason"] or "")
-                groups[reason].append(f"{record.column} {grid.problem_text(record.key)}")
+        for record in (record for record in grid.records if record["status"] != "ok"):
+            reason = value_text(record["status"]), printable(record["reason"] or "")
+            groups[reason].append(f"{record.column} {grid.problem_text(record.key)}")
     return groups

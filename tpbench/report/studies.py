@@ -17,14 +17,7 @@ from tpbench.report.analysis import records
 from tpbench.report.analysis.comparison import ratios_to_best
 from tpbench.report.analysis.grid import RecordGrid, arrange_rows, heading
 from tpbench.report.analysis.metrics import metric, number, ratio_text
-from tpbench.report.analysis.records import (
-    Record,
-    column_label,
-    is_measurement,
-    value_cell,
-    value_item,
-    value_text,
-)
+from tpbench.report.analysis.records import Record, column_label, value_cell, value_text
 from tpbench.report.analysis.verdicts import disagreements
 from tpbench.report.pivot import FAILED
 from tpbench.results.current_rows import newest
@@ -38,10 +31,10 @@ from tpbench.workloads.study_data import Panel, Picture, Series
 
 def studies() -> dict[str, dict[str, Study]]:
     """Return every study by name and workload."""
-    by_name: dict[str, dict[str, Study]] = {}
+    by_name: dict[str, dict[str, Study]] = defaultdict(dict)
     for workload in workloads().values():
         for name, study in workload.studies.items():
-            by_name.setdefault(name, {})[workload.name] = replace(study, columns=workload.study_columns(name))
+            by_name[name][workload.name] = replace(study, columns=workload.study_columns(name))
     return by_name
 
 
@@ -59,18 +52,17 @@ def study_document(frame: pd.DataFrame, study: str | None, columns: Sequence[str
     With a study, cells are compared with the best as the study does. Columns that no row of a grid has are left out.
     Raises JobError if no table remains.
     """
-    by_workload = {name: Study("") for name in workloads()} if study is None else studies()[study]
-    if columns:
-        by_workload = {name: replace(declared, columns=tuple(columns)) for name, declared in by_workload.items()}
+    by_workload = dict.fromkeys(workloads(), Study("")) if study is None else studies()[study]
     if study is not None:
         frame = frame[frame["workload"].isin(by_workload)]
     computed = [] if columns else _computed(frame, by_workload)
     tables = [_printable(table) for module, rows in computed for table in module.tables(rows)]
     if not computed:
-        grids = [grid for grid in arrange_rows(frame) if grid.workload in by_workload]
-        shown = [grid for grid in grids if not columns or filled_columns(grid, columns)]
-        tables = [cell_table(grid, by_workload[grid.workload]) for grid in shown]
-        if grids and not tables:
+        for grid in arrange_rows(frame):
+            if declared := by_workload.get(grid.workload):
+                shown = filled_columns(grid, columns or declared.columns)
+                tables += [cell_table(grid, declared, shown)] if shown or not columns else []
+        if len(frame) and columns and not tables:
             raise JobError(f"these rows have no {' and no '.join(columns)}")
     interpreted = int(frame["interpreted"].eq(True).sum()) if computed else 0
     said = f"without the rows of Triton's interpreter, which measure nothing: {interpreted}"
@@ -103,30 +95,28 @@ def _printable(table: Table) -> Table:
     )
 
 
-def cell_table(grid: RecordGrid, study: Study) -> Table:
-    """Return a line for each cell of a grid, with the columns of the study that some row has.
+def cell_table(grid: RecordGrid, study: Study, names: Sequence[str]) -> Table:
+    """Return a line for each cell of a grid, with these columns of its row.
 
     Keys with one value stand in the heading. The column of the status is left out if all cells are ok and alike.
     """
-    names, lines = filled_columns(grid, study.columns), grid.records
-    columns = {"variant": [TableCell(record.column) for record in lines]}
-    columns["status"] = [_status_cell(record, names) for record in lines]
-    statuses = {cell.text for cell in columns["status"]}
-    notes = records.mark_meanings("".join(sorted(statuses)))
-    if len(statuses) == 1 and statuses.pop().startswith("ok"):
-        del columns["status"]
-        notes = tuple(f"All cells: {note}" for note in notes)
-    columns |= compared_with_best(grid, study)
-    columns |= {name: [column_cell(name, record) for record in lines] for name in names if name != "status"}
-    facts, keys = dict(grid.facts), dict[str, list[TableCell]]()
+    lines, facts, keys = grid.records, dict(grid.facts), dict[str, list[TableCell]]()
     for at, name in enumerate(grid.key_names):
         values = {record.key[at] for record in lines}
         if len(values) > 1:
             keys[column_label(name)] = [value_cell(record.key[at]) for record in lines]
         elif values != {None}:
-            facts[column_label(name)] = value_item(*values)
+            facts[column_label(name)] = records.value_item(*values)
+    keys["variant"] = [TableCell(record.column) for record in lines]
+    columns = {"status": [_status_cell(record, names) for record in lines]} | compared_with_best(grid, study)
+    statuses = {cell.text for cell in columns["status"]}
+    notes = records.mark_meanings("".join(sorted(statuses)))
+    if len(statuses) == 1 and statuses.pop().startswith("ok"):
+        del columns["status"]
+        notes = tuple(f"All cells: {note}" for note in notes)
+    columns |= {name: [column_cell(name, record) for record in lines] for name in names if name != "status"}
     rows = [*zip(*keys.values(), *columns.values(), strict=True)]
-    return Table(heading(facts), [*keys, *columns], rows, facts, notes, keys=len(keys) + 1)
+    return Table(heading(facts), [*keys, *columns], rows, facts, notes, keys=len(keys))
 
 
 def _status_cell(record: Record, names: Sequence[str]) -> TableCell:
@@ -136,9 +126,9 @@ def _status_cell(record: Record, names: Sequence[str]) -> TableCell:
     return TableCell(status + mark, status, FAILED.get(status, ""), note=", ".join(map(records.mark_word, mark)))
 
 
-def filled_columns(grid: RecordGrid, names: Sequence[str]) -> tuple[str, ...]:
+def filled_columns(grid: RecordGrid, names: Sequence[str]) -> list[str]:
     """Return the columns, or ratios of two, that some record of the grid has."""
-    return tuple(name for name in names if any(column_cell(name, record).text != MISSING for record in grid.records))
+    return [name for name in names if any(column_cell(name, record).text != MISSING for record in grid.records)]
 
 
 def column_cell(name: str, record: Record) -> TableCell:
@@ -164,15 +154,16 @@ def compared_with_best(grid: RecordGrid, study: Study) -> dict[str, list[TableCe
     name = next((name for name in study.best_by if any(record[name] is not None for record in grid.records)), None)
     if name is None:
         return {}
-    groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    for at, record in enumerate(grid.records):
+    groups: dict[tuple[object, ...], list[Record]] = defaultdict(list)
+    for record in grid.records:
         pairs = zip(grid.key_names, record.key, strict=True)
-        groups[tuple(value for key, value in pairs if key not in study.compared_across)].append(at)
-    cells = [TableCell(MISSING)] * len(grid.records)
-    for group in groups.values():
-        for at, ratio in zip(group, ratios_to_best([grid.records[at] for at in group], metric(name)), strict=True):
-            cells[at] = number_cell(ratio.value if ratio else None, ratio_text)
-    return {"of best": cells}
+        groups[tuple(value for key, value in pairs if key not in study.compared_across)].append(record)
+    ratios = {
+        id(record): ratio and ratio.value
+        for group in groups.values()
+        for record, ratio in zip(group, ratios_to_best(group, metric(name)), strict=True)
+    }
+    return {"of best": [number_cell(ratios[id(record)], ratio_text) for record in grid.records]}
 
 
 def study_picture(frame: pd.DataFrame, name: str) -> Picture:
@@ -182,8 +173,8 @@ def study_picture(frame: pd.DataFrame, name: str) -> Picture:
         raise JobError(f"the study {name} has no picture: choose --format text, markdown or csv")
     pictures = [module.picture(rows) for module, rows in _computed(frame, by_workload) if hasattr(module, "picture")]
     for grid in arrange_rows(frame):
-        if grid.workload in by_workload and by_workload[grid.workload].axes:
-            pictures.append(_points(grid, by_workload[grid.workload]))
+        if (study := by_workload.get(grid.workload)) and study.axes:
+            pictures.append(_points(grid, study))
     picture: Picture | None = next(filter(None, pictures), None)
     if picture is None:
         raise JobError(f"these rows have nothing to draw for the study {name}")
@@ -202,18 +193,18 @@ def _points(grid: RecordGrid, study: Study) -> Picture | None:
     panels: dict[tuple[int, str], dict[str, list[tuple[float, float, str]]]] = defaultdict(lambda: defaultdict(list))
     for record in grid.records:
         x, y = (record[name] for name in study.axes)
-        if is_measurement(record) and x is not None and y is not None:
+        if records.is_measurement(record) and x is not None and y is not None:
             ranks = record["tp_size"] * record["dp_size"]
             beside = " x ".join(value_text(record.key[at]) for at in across)
-            column = options.sub("", record.column)
-            panels[ranks, grid.problem_text(record.key, others)][column].append((float(x), float(y), beside))
+            lines = panels[ranks, grid.problem_text(record.key, others)]
+            lines[options.sub("", record.column)].append((float(x), float(y), beside))
     drawn = []
     for (ranks, problem), by_column in sorted(panels.items(), key=lambda item: item[0][0]):
-        lines = [
-            Series(column, tuple((x, y) for x, y, _ in points), texts=tuple(text for *_, text in points))
-            for column, points in ((column, sorted(points)) for column, points in by_column.items())
-        ]
-        drawn.append(Panel(f"{problem}, {ranks} ranks", tuple(lines)))
+        series = []
+        for column, points in by_column.items():
+            xs, ys, texts = zip(*sorted(points), strict=True)
+            series.append(Series(column, tuple(zip(xs, ys, strict=True)), texts=texts))
+        drawn.append(Panel(f"{problem}, {ranks} ranks", tuple(series)))
     beside = " x ".join(column_label(grid.key_names[at]) for at in across)
     x_label = study.axes[0] + (f" (beside a point: {beside})" if beside else "")
     return Picture(tuple(drawn), x_label, study.axes[1], "from zero") if drawn else None

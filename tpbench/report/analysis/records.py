@@ -79,7 +79,7 @@ def caveat_mark(record: Mapping[str, Any]) -> str:
     device, wall = record.get("device_ci_low_ms"), record.get("time_ci_high_ms")
     contradicted = device is not None and wall is not None and device > (1 + TOLERANCE) * wall
     single_pass = record["warmed_up"] is False
-    return INTERPRETED if record["interpreted"] else SINGLE_PASS if single_pass else CONTRADICTED * contradicted
+    return INTERPRETED if record["interpreted"] else SINGLE_PASS if single_pass else CONTRADICTED * bool(contradicted)
 
 
 def is_measurement(record: Mapping[str, Any]) -> bool:
@@ -104,7 +104,8 @@ def remark_marks(record: Record) -> str:
     least = (record.get("floor_ms") or 0.0) * (1 - TOLERANCE)
     is_throttled = record.get("throttle_reasons") not in (None, "none")
     below_floor = is_measurement(record) and any(time < least for time in times)
-    return HOST_BOUND * (record.get("bound") == "host") + THROTTLED * is_throttled + BELOW_FLOOR * below_floor
+    holds = {HOST_BOUND: record.get("bound") == "host", THROTTLED: is_throttled, BELOW_FLOOR: below_floor}
+    return "".join(filter(holds.get, holds))
 
 
 def marks(record: Record, columns: Collection[str]) -> str:

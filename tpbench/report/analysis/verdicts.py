@@ -114,8 +114,9 @@ def answer(all_verdicts: Sequence[ProblemVerdict]) -> str:
     measured = compared or [verdict for verdict in all_verdicts if verdict.fastest]
     if not measured:
         return "No row is both correct and a measurement."
-    alone = [value_text(verdict.fastest["variant"]) for verdict in measured if verdict.fastest and not compared]
-    winners = alone or [verdict.winner for verdict in measured]
+    winners = [verdict.winner for verdict in measured]
+    if not compared:
+        winners = [value_text(verdict.fastest["variant"]) for verdict in measured if verdict.fastest]
     counts = Counter(filter(None, winners)).most_common()
     if not counts:
         return f"Undecided in {counted(len(measured), 'problem')}: two runs may differ as much by chance."
