@@ -26,8 +26,7 @@ OWNERS = {field.name: Job if field.name == "tp_size" else EntropyLoss for field 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command. Return 1 if a validation misses its aims. Raises JobError for what cannot be answered."""
-    options = _parser().parse_args(arguments)
-    form = command_line.output_format(options, tuple(command_line.TABLES))
+    options = _parser().parse(arguments)
     if options.workload not in (None, WORKLOAD.name):
         raise JobError(
             f"predict knows only {WORKLOAD.name}, a loss of given logits. What {options.workload} needs of memory, and "
@@ -48,13 +47,14 @@ def main(arguments: Sequence[str]) -> int:
         target = find_target(cells, options.gpu, options.gpu_memory)
         answers = [_answer(size, chosen, target, is_named=options.variant is not None) for size in _sizes(options)]
         content = document(answers)
-    command_line.write(content, form, options.output)
+    command_line.write(content, options)
     return 0 if reached else 1
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> command_line.ReportParser:
     parser = command_line.ReportParser(
-        prog="tpbench predict",
+        "predict",
+        tuple(command_line.TABLES),
         description=f"Time, communication and memory of any problem ({WORKLOAD.summary}), from a model fitted to rows.",
         epilog="Sizes may be lists and have a unit: --tp 4,8 --vocab 128k (k is 1024).",
     )
@@ -70,7 +70,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--gpu", metavar="NAME", help=f"one with rows, or {', '.join(KNOWN_GPUS)} (this machine's, else that of rows)")
     validate = "predict measured sizes and tp sizes from the others, and show how many error bars hold"
     add("--validate", action="store_true", help=validate)
-    command_line.add_output(parser, tuple(command_line.TABLES))
     return parser
 
 

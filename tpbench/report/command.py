@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,13 +10,14 @@ from typing import Any
 
 import pandas as pd
 
+from tpbench.measure.machine import RECORDED_VARIABLES
 from tpbench.report import command_line
 from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.analysis.metrics import METRICS, metrics_of_all
+from tpbench.report.analysis.records import json_object
 from tpbench.report.command_line import TABLES
 from tpbench.report.pivot import pivot
 from tpbench.report.plots import PLOTS, plot
-from tpbench.report.repeat import row_command
 from tpbench.report.studies import check_columns, studies, study_document, study_picture
 from tpbench.results.current_rows import newest
 from tpbench.results.read import plain_rows
@@ -25,34 +27,35 @@ from tpbench.tables import Document
 from tpbench.workloads import workloads
 from tpbench.workloads.study_data import Picture
 
-FORMATS = (*TABLES, "html", "svg")
+CHOSEN_BY_LAUNCHER = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS")
+"""Recorded environment variables that the launcher sets for each job."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command. The exit code is 0. Raises JobError or OSError for a wrong request."""
-    options = _parser().parse_args(arguments)
-    form = command_line.output_format(options, FORMATS)
-    _check(options, form)
+    options = _parser().parse(arguments)
+    _check(options)
     frame = command_line.selected_rows(options)
     if options.metric is not None:
         command_line.require_values(frame, options.metric)
-    content = _content(frame, options, form)
+    content = _content(frame, options)
     if options.repeat is None and (older := len(frame) - len(newest(frame))):
         left_out = f"{older} older {'row is' if older == 1 else 'rows are'} not shown"
         print(f"report: {left_out}, because a newer one is of the same cell: see --only sweep_id=ID", file=sys.stderr)
     if content is not None:
-        command_line.write(content, form, options.output, options.study or options.plot or "")
+        command_line.write(content, options, options.study or options.plot or "")
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> command_line.ReportParser:
     parser = command_line.ReportParser(
-        "tpbench report",
+        "report",
+        (*TABLES, "html", "svg"),
         description="Measured rows as tables of variants side by side.",
         epilog="`tpbench compare BEFORE AFTER` says what got slower between two sets of rows. `tpbench history` shows "
         "a metric over time, by commit and package. Each has a --help.",
     )
-    command_line.add_filters(parser)
+    parser.add_filters()
     add = parser.add_argument
     metrics = f"one of: {', '.join(METRICS)}, or a number that a workload adds; an unknown name lists all (time_ms; in "
     add("--metric", metavar="NAME", help=f"{metrics}a page device_ms of rows that have it)")
@@ -64,50 +67,72 @@ def _parser() -> argparse.ArgumentParser:
     add("--floor", action="store_true", help="in a table of times, also the time of unavoidable bytes")
     add("--transpose", action="store_true", help="a line for each variant, a column for each problem")
     add("--repeat", metavar="ROW_ID", help="print the command that measures the cell of a row again")
-    command_line.add_output(parser, FORMATS)
     return parser
 
 
-def _check(options: argparse.Namespace, form: str) -> None:
+def _check(options: argparse.Namespace) -> None:
     """Raise JobError for options that don't fit together."""
-    is_picture, of_cells = form == "svg", options.study is not None or options.columns is not None
+    is_picture, of_cells = options.format == "svg", options.study is not None or options.columns is not None
     for what, valid in (("metric", [*metrics_of_all()]), ("study", [*studies()]), ("plot", [*PLOTS])):
         name = getattr(options, what)
         if name is not None and name not in valid:
             raise JobError(unknown(what, name, valid))
     if (options.plot is not None) != (is_picture and options.study is None):
         raise JobError(f"a picture needs -o FILE.svg, and --study NAME or --plot {'|'.join(PLOTS)}")
-    if (form == "html" and of_cells) or (is_picture and options.columns is not None):
+    if (options.format == "html" and of_cells) or (is_picture and options.columns is not None):
         raise JobError(f"--columns and --study make tables: choose --format {', '.join(TABLES)}")
     if options.metric is not None and (of_cells or is_picture):
         raise JobError("--columns, --study and --plot choose their own numbers: leave out --metric")
-    if (options.floor or options.transpose) and (of_cells or form not in TABLES):
+    if (options.floor or options.transpose) and (of_cells or options.format not in TABLES):
         raise JobError(f"--floor and --transpose are for tables of one metric, as --format {', '.join(TABLES)}")
-    if form == "html" and options.output is None and sys.stdout.isatty():
+    if options.format == "html" and options.output is None and sys.stdout.isatty():
         raise JobError("--format html is for a file: say -o report.html")
 
 
-def _content(frame: pd.DataFrame, options: argparse.Namespace, form: str) -> Document | Picture | str | None:
+def _content(frame: pd.DataFrame, options: argparse.Namespace) -> Document | Picture | str | None:
     """Return what the options ask for, or None if it was written to several files."""
     if options.repeat is not None:
         return f"{row_command(frame, options.repeat)}\n"
-    if form == "html":
+    if options.format == "html":
         from tpbench.report.page.html_page import page
 
         return page(frame, options.metric)
-    if form == "svg":
+    if options.format == "svg":
         return study_picture(frame, options.study) if options.study else plot(arrange_rows(frame), options.plot)
-    if form == "json" and options.output and not options.output.suffix:
+    if options.format == "json" and options.output and not options.output.suffix:
         write_documents(newest(frame), options.output)
         return None
     if options.study is not None or options.columns is not None:
         columns = [] if options.columns is None else [*map(str.strip, options.columns.split(","))]
         check_columns(columns, frame)
         return study_document(frame, options.study, columns)
-    if form == "json" and options.metric is None:
+    if options.format == "json" and options.metric is None:
         rows = newest(frame).dropna(axis="columns", how="all")
         return f"{rows.to_json(orient='records', indent=2, date_format='iso', double_precision=15)}\n"
     return pivot(frame, options.metric or "time_ms", floor=options.floor, transpose=options.transpose)
+
+
+def row_command(frame: pd.DataFrame, row_id: str) -> str:
+    """Return the command line, for a shell, that measures the cell of a row again, in the environment of the row.
+
+    Stored values are data: they become quoted arguments. Raises JobError if there is no such row, if an older version
+    made it without its command line, or if no command line can hold one of its values.
+    """
+    rows = plain_rows(frame[frame["row_id"].astype(str) == row_id])
+    if not rows:
+        raise JobError(unknown("row", row_id, frame["row_id"], "--columns row_id"))
+    if not (overrides := rows[0].get("overrides")):
+        raise JobError(f"row {row_id} doesn't have its command line (overrides): an older version made it")
+    recorded = {
+        name: str(value)
+        for name, value in json_object(rows[0].get("environment")).items()
+        if RECORDED_VARIABLES.fullmatch(name) and name not in CHOSEN_BY_LAUNCHER
+    }
+    for name, value in {**recorded, "overrides": overrides}.items():
+        if not value.isprintable():
+            raise JobError(f"no command line can hold the stored value of {name}: it has control characters")
+    environment = [f"{name}={shlex.quote(value)}" for name, value in recorded.items()]
+    return " ".join([*environment, "python -m tpbench", shlex.join(shlex.split(overrides))])
 
 
 def write_documents(frame: pd.DataFrame, folder: Path) -> None:

@@ -5,8 +5,7 @@ import io
 import re
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pandas as pd
 from rich.console import Console
@@ -30,44 +29,57 @@ TABLES: dict[str, Callable[[Document], str]] = {
     "json": tables.as_json,
 }
 """Formats of tables, with their renderers."""
-SUFFIXES = {".txt": "text", ".md": "markdown", ".htm": "html"} | {
-    f".{name}": name for name in ("csv", "html", "svg", "json")
-}
+SUFFIXES = {".txt": "text", ".md": "markdown", ".csv": "csv", ".html": "html", ".svg": "svg", ".json": "json"}
 
 
 class ReportParser(argparse.ArgumentParser):
-    """Parser whose message for an unknown option is one line, with the option or the filter that was meant."""
+    """Parser of a command that writes one of these formats: of its options, and of those that all commands share."""
+
+    def __init__(self, command: str, formats: Sequence[str], **texts: str) -> None:
+        super().__init__(f"tpbench {command}", **texts)  # type: ignore[arg-type]
+        self.formats = formats
+        if formats:
+            self.add_argument("--format", choices=formats, help="(that of the suffix of -o, else text)")
+            self.add_argument("-o", "--output", type=path_argument, metavar="FILE", help="write there")
+
+    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """Return the options, with the format that the suffix of the output file means. Raises JobError for another."""
+        options = self.parse_args(arguments)
+        if self.formats and not options.format:
+            suffix = options.output.suffix.lower() if options.output else ""
+            options.format = SUFFIXES.get(suffix, "text" if not suffix else "")
+            if options.format not in self.formats:
+                valid = ", ".join(known for known, name in SUFFIXES.items() if name in self.formats)
+                message = f"no format has the suffix {suffix}: use {valid}, or name a --format"
+                raise JobError(f"-o {options.output}: {message}")
+        return options
 
     def error(self, message: str) -> NoReturn:
         """Print the message, with the option or filter that was meant, and exit with 2."""
-        found = re.match(r"unrecognized arguments: (--?([^\s=]*)\S*)", message)
-        if not found:
+        if not (found := re.match(r"unrecognized arguments: (--?([^\s=]*)\S*)", message)):
             super().error(message)
         option, name = found.groups()
         column = SYNONYMS.get(name, name.replace("-", "_"))
-        if "--only" in self._option_string_actions and column in all_columns():
+        options = [known.lstrip("-") for known in self._option_string_actions]
+        meant = nearest(name, options).replace("did you mean ", "did you mean --")
+        if "only" in options and column in all_columns():
             meant = f": --only {column}=VALUE selects rows"
-        else:
-            options = [option.lstrip("-") for option in self._option_string_actions]
-            meant = nearest(name, options).replace("did you mean ", "did you mean --")
         self.exit(2, f"{self.prog}: no option is called {option}{meant} ({self.prog} --help lists all)\n")
 
+    def add_filters(self) -> None:
+        """Add the places of the rows and the filters."""
+        add, only = self.add_argument, "only rows with one of these in"
+        add("where", nargs="*", default=["outputs"], help="folders, files or globs of rows (outputs)")
+        for name in FILTERS:
+            add(f"--{name.replace('_', '-')}", metavar="A,B", help=f"{only} the column {name}")
+        add("--only", nargs="+", default=[], metavar="NAME=A,B", help=f"{only} a column")
 
-def add_filters(parser: argparse.ArgumentParser) -> None:
-    """Add the places of the rows and the filters to a command."""
-    add, only = parser.add_argument, "only rows with one of these in"
-    add("where", nargs="*", default=["outputs"], help="folders, files or globs of rows (outputs)")
-    for name in FILTERS:
-        add(f"--{name.replace('_', '-')}", metavar="A,B", help=f"{only} the column {name}")
-    add("--only", nargs="+", default=[], metavar="NAME=A,B", help=f"{only} a column")
-
-
-def add_test(parser: argparse.ArgumentParser, threshold: float) -> None:
-    """Add the metric that is tested and the smallest change that counts."""
-    usual = "device_ms where all rows have it, else time_ms"
-    parser.add_argument("--metric", metavar="NAME", help=f"one of: {', '.join(METRICS)} ({usual})")
-    smallest = f"smallest change that counts ({threshold})"
-    parser.add_argument("--threshold", type=share, default=threshold, metavar="SHARE", help=smallest)
+    def add_test(self, threshold: float) -> None:
+        """Add the metric that is tested and the smallest change that counts."""
+        usual = "device_ms where all rows have it, else time_ms"
+        self.add_argument("--metric", metavar="NAME", help=f"one of: {', '.join(METRICS)} ({usual})")
+        smallest = f"smallest change that counts ({threshold})"
+        self.add_argument("--threshold", type=share, default=threshold, metavar="SHARE", help=smallest)
 
 
 def share(text: str) -> float:
@@ -85,17 +97,8 @@ def default_time(frame: pd.DataFrame) -> str:
     return "device_ms" if on_device else "time_ms"
 
 
-def add_output(parser: argparse.ArgumentParser, formats: Sequence[str]) -> None:
-    """Add the format and the file of the output."""
-    parser.add_argument("--format", choices=formats, help="(that of the suffix of -o, else text)")
-    parser.add_argument("-o", "--output", type=path_argument, metavar="FILE", help="write there, not to the screen")
-
-
 def read_rows(places: Sequence[str]) -> pd.DataFrame:
-    """Return the rows in `places`: folders, files or globs. Raises JobError if there are none.
-
-    Warnings about files go to stderr.
-    """
+    """Return the rows in folders, files or globs. Raises JobError if there are none. Warnings go to stderr."""
     try:
         frame = load(places)
     except FileNotFoundError as error:
@@ -118,7 +121,7 @@ def rows_of(place: str) -> str:
 
 
 def selected_rows(options: argparse.Namespace, places: Sequence[str] = ()) -> pd.DataFrame:
-    """Return the rows that the filters select, in the places of the options or in these.
+    """Return the rows in the places of the options, or in these, that the filters select.
 
     Raises JobError for a filter that no row passes.
     """
@@ -128,14 +131,7 @@ def selected_rows(options: argparse.Namespace, places: Sequence[str] = ()) -> pd
         name, equals, value = condition.partition("=")
         if not equals:
             raise JobError(f"--only {condition}: the equals sign is missing: write --only {condition}=VALUE")
-        if name not in frame and "job" in frame:  # a setting without a column, such as time_budget_s
-            settings = pd.Series([json_object(job).get(name) for job in frame["job"]], frame.index, dtype=object)
-            frame = frame.assign(**{name: settings}) if settings.notna().any() else frame
-        if name not in frame:
-            if name in all_columns():
-                raise JobError(f"none of these rows has the column {name}, which is of another workload")
-            raise JobError(unknown("column", name, all_columns(), COLUMN_LIST))
-        values = [row[name] for row in plain_rows(frame[[name]])]
+        values = _values(frame, name)
         spellings = [{value_text(value), spelled(value), str(value)} for value in values]
         known = set().union(*spellings)
         wanted = {value} if value in known else set(value.split(","))  # a value may contain a comma
@@ -147,6 +143,18 @@ def selected_rows(options: argparse.Namespace, places: Sequence[str] = ()) -> pd
     return frame
 
 
+def _values(frame: pd.DataFrame, name: str) -> list[Any]:
+    """Return the values of a column, or of a setting without a column, such as time_budget_s."""
+    if name in frame:
+        return [row[name] for row in plain_rows(frame[[name]])]
+    settings = [json_object(job).get(name) for job in frame.get("job", ())]
+    if any(value is not None for value in settings):
+        return settings
+    if name in all_columns():
+        raise JobError(f"none of these rows has the column {name}, which is of another workload")
+    raise JobError(unknown("column", name, all_columns(), COLUMN_LIST))
+
+
 def require_values(frame: pd.DataFrame, name: str, where: str = "") -> None:
     """Raise JobError if no correct row has the metric. If no row is correct, a report shows the failures."""
     measured = frame[frame["status"] == "ok"]
@@ -156,24 +164,26 @@ def require_values(frame: pd.DataFrame, name: str, where: str = "") -> None:
         raise JobError(f"no row{place} has {name} ({metric(name).doc}); they have: {', '.join(present)}")
 
 
-def output_format(options: argparse.Namespace, formats: Sequence[str]) -> str:
-    """Return the chosen format, or that of the suffix of the output file. Raises JobError for another suffix."""
-    if options.format:
-        return str(options.format)
-    suffix = options.output.suffix.lower() if options.output else ""
-    form = SUFFIXES.get(suffix, "text" if not suffix else "")
-    if form not in formats:
-        valid = ", ".join(known for known, name in SUFFIXES.items() if name in formats)
-        raise JobError(f"-o {options.output}: no format has the suffix {suffix}: use {valid}, or name a --format")
-    return form
+def write(content: Document | Picture | str, options: argparse.Namespace, name: str = "") -> None:
+    """Print a document, a picture of that name or a text, or write it to a file and name the file.
 
-
-def write(content: Document | Picture | str, form: str, output: Path | None, name: str = "") -> None:
-    """Print a document, a picture of that name or a text, or write it to a file and name the file."""
+    Warnings go to stderr, unless the same terminal shows them anyway.
+    """
+    form, output = options.format, options.output
     if isinstance(content, Picture):
         content = render(content, name)
     elif isinstance(content, Document):
-        content = _rendered(content, form, output)
+        on_screen = output is None and form in ("text", "markdown")
+        if not (on_screen and sys.stdout.isatty() and sys.stderr.isatty()):
+            for warning in content.warnings:
+                print(f"report: warning: {warning}", file=sys.stderr)
+        if form == "text" and output is None:
+            console = Console()  # detects a terminal and its colours
+            with console.capture() as capture:  # rich itself would end the process if the pipe is closed
+                tables.show(content, console)
+            content = capture.get()
+        else:
+            content = TABLES[form](content)
     if output is not None:
         output.write_text(content, encoding="utf-8", newline="")
         print(f"report: wrote {output}", file=sys.stderr)
@@ -182,17 +192,3 @@ def write(content: Document | Picture | str, form: str, output: Path | None, nam
         sys.stdout.reconfigure(errors="backslashreplace")  # for characters that the terminal cannot show
     sys.stdout.write(content)
     sys.stdout.flush()
-
-
-def _rendered(document: Document, form: str, output: Path | None) -> str:
-    """Return a document in a format. Its warnings go to stderr, unless the same terminal shows them anyway."""
-    on_screen = output is None and form in ("text", "markdown")
-    if not (on_screen and sys.stdout.isatty() and sys.stderr.isatty()):
-        for warning in document.warnings:
-            print(f"report: warning: {warning}", file=sys.stderr)
-    if form != "text" or output is not None:
-        return TABLES[form](document)
-    console = Console()  # detects a terminal and its colours
-    with console.capture() as capture:  # rich itself would end the process if the pipe is closed
-        tables.show(document, console)
-    return capture.get()

@@ -1,6 +1,5 @@
 """`tpbench compare BEFORE AFTER`: a table for people, and an exit code for continuous integration."""
 
-import argparse
 import glob
 import sys
 from collections import Counter
@@ -30,8 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     It is 1, too, if all cells together got worse, and `BLIND` if nothing did but the comparison could not have seen it.
     Raises JobError for a wrong request, and if nothing was compared, because a check of nothing must not pass.
     """
-    options = _parser().parse_args(arguments)
-    form = command_line.output_format(options, tuple(command_line.TABLES))
+    options = _parser().parse(arguments)
     allowed = options.across.split(",") if options.across is not None else []
     for name in allowed:
         if name not in ACROSS:
@@ -49,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"report: {remark}", file=sys.stderr)
     comparison = changes.compare_cells(pairs, shown, options.threshold, allowed)
     comparison.common = changes.common_changes(comparison, pairs)
-    command_line.write(comparison_document(comparison, options.simulate), form, options.output)
+    command_line.write(comparison_document(comparison, options.simulate), options)
     others = [change for change in comparison.changes if change.verdict == changes.INCOMPARABLE]
     for reason, count in Counter("; ".join(change.notes) for change in others).most_common(1):
         which = f"{len(others)} of {len(comparison.changes)} cells could not be compared; {count} of them: {reason}"
@@ -193,9 +191,10 @@ def _newest_sweeps(frame: pd.DataFrame) -> str:
     return ", ".join(f"{name} ({counted(count, 'row')})" for name, count in sweeps["size"].items()) or "none"
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> command_line.ReportParser:
     parser = command_line.ReportParser(
-        "tpbench compare",
+        "compare",
+        tuple(command_line.TABLES),
         description="Cell by cell: is AFTER worse than BEFORE? Exit code 1 if a cell got worse by more than the "
         "threshold, does not work any more or is missing in AFTER, or if all cells together got worse; 2 if nothing "
         f"could be compared; {BLIND} if nothing got worse, but a change of {changes.TO_SEE:.2g} thresholds could not "
@@ -208,10 +207,9 @@ def _parser() -> argparse.ArgumentParser:
     add("before", help=side)
     add("after", help="the same")
     add("--rows", nargs="+", default=["outputs"], metavar="PLACE", help="where the rows of sweeps are (outputs)")
-    command_line.add_test(parser, 0.03)
+    parser.add_test(0.03)
     simulate = "also say how surely such rows show a change of this size, say 5%%"
     add("--simulate", type=command_line.share, metavar="SHARE", help=simulate)
     add("--across", metavar="A,B", help="compare although these differ, say torch_version")
     add("--allow-missing", action="store_true", help="pass although AFTER lacks cells of BEFORE")
-    command_line.add_output(parser, tuple(command_line.TABLES))
     return parser

@@ -4,7 +4,6 @@ A level is the geometric mean of rows that follow each other with the same code,
 of a cell is compared with the one before it by the test of `tpbench compare`.
 """
 
-import argparse
 import itertools
 from collections import Counter
 from collections.abc import Sequence
@@ -27,7 +26,6 @@ from tpbench.workloads.study_data import Panel, Picture, Series
 Level: TypeAlias = tuple[Record, ...]
 History: TypeAlias = Sequence[tuple[str, Sequence[Level]]]
 """The name and the levels of each cell."""
-FORMATS = (*command_line.TABLES, "svg")
 COLUMNS = ("cell", "since", "commit", "rows", "level", "ratio", "p", "verdict", "what differs")
 MANY = 40
 """Most lines of a table of text. A longer one has only the cells whose newest level changed, or that fail."""
@@ -38,27 +36,33 @@ def main(arguments: Sequence[str]) -> int:
 
     Raises JobError for a wrong request, and if nothing was compared, because a check of nothing must not pass.
     """
-    options = _parser().parse_args(arguments)
-    form = command_line.output_format(options, FORMATS)
+    parser = command_line.ReportParser(
+        "history",
+        (*command_line.TABLES, "svg"),
+        description="A metric of every cell over time, by commit and by software stack. Exit code 1 if the newest "
+        "level of a cell is worse than the one before or its newest row failed, 2 if no cell was measured twice.",
+        epilog="A level is the geometric mean of rows that follow each other with the same code, packages and machine; "
+        "if all rows of a cell have the same, the newest row is a level. The test is that of `tpbench compare`.",
+    )
+    parser.add_filters()
+    parser.add_test(0.02)
+    options = parser.parse(arguments)
     frame = command_line.selected_rows(options)
     shown = metric(options.metric or command_line.default_time(frame))
     command_line.require_values(frame, shown.name)
     history = all_levels(frame, shown)
     pairs = [CellPair(name, *levels[-2:]) for name, levels in history if len(levels) > 1]
     comparison = changes.compare_cells(pairs, shown, options.threshold, ACROSS)
-    is_picture, all_cells = form == "svg", form in ("csv", "json")
-    content = _picture(history, comparison) if is_picture else _document(history, comparison, all_cells)
-    command_line.write(content, form, options.output, "history")
+    if options.format == "svg":
+        command_line.write(_picture(history, comparison), options, "history")
+    else:
+        command_line.write(_document(history, comparison, options.format in ("csv", "json")), options)
     if not any(change.is_decided for change in comparison.changes):
-        notes = Counter("; ".join(change.notes) for change in comparison.changes).most_common(1)
-        others = len(frame) - sum(len(level) for _, levels in history for level in levels)
-        why = (
-            notes[0][0]
-            if notes
-            else "no cell was measured twice"
-            + (f" ({counted(others, 'row')} beside other jobs or without {shown.name} left out)" if others else "")
-        )
-        raise JobError(f"nothing was compared: {why}")
+        why = "no cell was measured twice"
+        if others := len(frame) - sum(len(level) for _, levels in history for level in levels):
+            why += f" ({counted(others, 'row')} beside other jobs or without {shown.name} left out)"
+        reasons = Counter("; ".join(change.notes) for change in comparison.changes).most_common(1)
+        raise JobError(f"nothing was compared: {reasons[0][0] if reasons else why}")
     return int(any(change.fails for change in comparison.changes))
 
 
@@ -85,16 +89,38 @@ def all_levels(frame: pd.DataFrame, shown: Metric) -> History:
     return history
 
 
+def _document(history: History, comparison: Comparison, all_cells: bool) -> Document:
+    by_name = {change.name: change for change in comparison.changes}
+    shown, changed = comparison.metric, _changed(comparison)
+    failing = sum(change.verdict == changes.FAILS for change in comparison.changes)
+    rows = sum(len(level) for _, levels in history for level in levels)
+    caption = (
+        f"{shown.name} of {counted(len(history), 'cell')} in {counted(rows, 'row')}: the newest level "
+        f"of {len(changed) - failing} changed, {failing} fail{'s' if failing == 1 else ''} now"
+    )
+    sentences = comparison.method()
+    is_short = sum(len(levels) for _, levels in history) <= MANY
+    listed = [(name, levels) for name, levels in history if name in changed or all_cells or is_short]
+    if others := len(history) - len(listed):
+        sentences.insert(0, f"{counted(others, 'cell')} did not change: --format csv lists their levels, too.")
+    lines = [line for name, levels in listed for line in _lines(name, levels, by_name.get(name), shown)]
+    return Document([Table("", COLUMNS, lines)] if lines else [], caption, sentences)
+
+
+def _changed(comparison: Comparison) -> set[str]:
+    unchanged = (changes.SAME, changes.UNCLEAR)
+    return {change.name for change in comparison.changes if change.verdict not in unchanged}
+
+
 def _lines(name: str, levels: Sequence[Level], change: CellChange | None, shown: Metric) -> list[list[TableCell | str]]:
     """Return a line for each level of a cell. The last one has the verdict on the newest level."""
     lines: list[list[TableCell | str]] = []
     for before, level in itertools.pairwise(((), *levels)):
-        newest, value = change if level is levels[-1] else None, changes.level(level, shown)
-        old = changes.level(before, shown) if before else None
-        notes = newest.notes if newest else remarks(before[-1], level[-1], ACROSS) if before else []
-        of_tpbench = value_text(level[-1]["git_commit"]) + " and changes" * bool(level[-1]["git_dirty"])
-        commit = printable(level[-1]["user_commit"] or of_tpbench)
-        started = level[0]["started_at"]
+        newest, row, started = change if level is levels[-1] else None, level[-1], level[0]["started_at"]
+        value, old = changes.level(level, shown), changes.level(before, shown) if before else None
+        notes = newest.notes if newest else remarks(before[-1], row, ACROSS) if before else []
+        of_tpbench = value_text(row["git_commit"]) + " and changes" * bool(row["git_dirty"])
+        commit = printable(row["user_commit"] or of_tpbench)
         lines.append([
             printable(name), f"{started:%Y-%m-%d %H:%M}" if started else MISSING,
             TableCell(" ".join([commit[:8], *commit.split()[1:]]), commit), TableCell(str(len(level)), len(level)),
@@ -105,29 +131,6 @@ def _lines(name: str, levels: Sequence[Level], change: CellChange | None, shown:
             printable("; ".join(notes), 300) or ("nothing that rows record" if before else MISSING),
         ])  # fmt: skip
     return lines
-
-
-def _changed(comparison: Comparison) -> dict[str, CellChange]:
-    unchanged = (changes.SAME, changes.UNCLEAR)
-    return {change.name: change for change in comparison.changes if change.verdict not in unchanged}
-
-
-def _document(history: History, comparison: Comparison, all_cells: bool) -> Document:
-    by_name = {change.name: change for change in comparison.changes}
-    shown, changed = comparison.metric, _changed(comparison)
-    failing = sum(change.verdict == changes.FAILS for change in changed.values())
-    rows = sum(len(level) for _, levels in history for level in levels)
-    caption = (
-        f"{shown.name} of {counted(len(history), 'cell')} in {counted(rows, 'row')}: the newest level "
-        f"of {len(changed) - failing} changed, {failing} fail{'s' if failing == 1 else ''} now"
-    )
-    sentences = comparison.method()
-    lines_in_all = sum(len(levels) for _, levels in history)
-    listed = [(name, levels) for name, levels in history if name in changed or all_cells or lines_in_all <= MANY]
-    if others := len(history) - len(listed):
-        sentences.insert(0, f"{counted(others, 'cell')} did not change: --format csv lists their levels, too.")
-    lines = [line for name, levels in listed for line in _lines(name, levels, by_name.get(name), shown)]
-    return Document([Table("", COLUMNS, lines)] if lines else [], caption, sentences)
 
 
 def _picture(history: History, comparison: Comparison) -> Picture:
@@ -145,17 +148,3 @@ def _picture(history: History, comparison: Comparison) -> Picture:
     title = f"{counted(len(history), 'cell')}; named: the newest level changed"
     since = f"days since {min(started):%Y-%m-%d}" if started else "days"
     return Picture((Panel(title, tuple(lines)),), since, f"{shown.name}, relative to the first level")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = command_line.ReportParser(
-        "tpbench history",
-        description="A metric of every cell over time, by commit and by software stack. Exit code 1 if the newest "
-        "level of a cell is worse than the one before or its newest row failed, 2 if no cell was measured twice.",
-        epilog="A level is the geometric mean of rows that follow each other with the same code, packages and machine; "
-        "if all rows of a cell have the same, the newest row is a level. The test is that of `tpbench compare`.",
-    )
-    command_line.add_filters(parser)
-    command_line.add_test(parser, 0.02)
-    command_line.add_output(parser, FORMATS)
-    return parser

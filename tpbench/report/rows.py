@@ -14,12 +14,13 @@ from tpbench.suggestions import printable
 def main(arguments: Sequence[str]) -> int:
     """Run the command. Return 0, or 1 if the user answers no. Raises JobError for a wrong request."""
     parser = command_line.ReportParser(
-        "tpbench rows",
+        "rows",
+        (),
         description="Delete the rows that the filters select, or copy them into the rows of another output folder. "
         "No sweep may run in these folders.",
         epilog="tpbench rows outputs --only sweep_id=ID --delete    |    tpbench rows A B --into BOTH",
     )
-    command_line.add_filters(parser)
+    parser.add_filters()
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--delete", action="store_true", help="delete them, after a question")
     what.add_argument("--into", type=path_argument, metavar="FOLDER", help="copy them into FOLDER/rows, as one file")

@@ -38,7 +38,7 @@ def test_output_and_filters(add, tmp_path, capsys):
         (["rows", "--only", "tp_size", "2"], "--only tp_size: the equals sign is missing: write --only tp_size=VALUE"),
         (["rows", "--only", "tp_size=2,3"], "in these rows, no tp_size is called 3 (valid: 2)"),
         (["rows", "--only", "tokns=1"], "no column is called tokns, did you mean tokens or top_k? (all "),
-        (["rows", "-o", "x.pdf"], "-o x.pdf: no format has the suffix .pdf: use .txt, .md, .htm, .csv, .html, "),
+        (["rows", "-o", "x.pdf"], "-o x.pdf: no format has the suffix .pdf: use .txt, .md, .csv, .html, "),
         (["rows", "-o", "x.svg"], "a picture needs -o FILE.svg, and --study NAME or --plot time"),
         (["rows", "-o", "x.svg", "--plot", "tme"], "no plot is called tme, did you mean time?"),
         (["rows", "-o", "x.svg", "--plot", "chained_time"], "nothing for the plot chained_time"),
