@@ -1,14 +1,15 @@
 """`python -m tpbench doctor`: problems of this machine, each with a fix."""
 
+import itertools
 import json
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from tpbench import packages
 from tpbench.measure import machine
@@ -56,9 +57,11 @@ def compiler() -> Iterator[Finding]:
         yield Finding("Triton", "fail", "not installed", packages.pip_install("triton"))
         return
     yield Finding("Triton", "ok", str(machine.version("triton")))
-    if machine.gpu_count() and not any(map(shutil.which, ("cc", "gcc", "clang"))):
+    if not machine.gpu_count():
+        return
+    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
         yield Finding("Triton", "fail", "no C compiler", "apt-get install gcc, or set CC")
-    if machine.gpu_count() and not Path(sysconfig.get_path("include"), "Python.h").exists():
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
         yield Finding("Triton", "fail", "Python's headers are missing", "apt-get install python3-dev")
 
 
@@ -77,9 +80,27 @@ def disk(output_dir: str = "outputs") -> Iterator[Finding]:
                 free_gib = shutil.disk_usage(place).free / 2**30
         except OSError as error:
             yield Finding(subject, "fail", f"{place} cannot be written: {error.strerror}", fix)
-        else:
-            state: Literal["ok", "fail"] = "ok" if free_gib >= MIN_FREE_GIB else "fail"
-            yield Finding(subject, state, f"{free_gib:.1f} GiB free in {place}", fix if state == "fail" else "")
+            continue
+        is_full = free_gib < MIN_FREE_GIB
+        yield Finding(subject, "fail" if is_full else "ok", f"{free_gib:.1f} GiB free in {place}", fix * is_full)
+
+
+def torch_findings(gpus: int, ranks: int) -> Iterator[Finding]:
+    """Return what torch sees of the GPUs and, over several ranks, whether they can communicate."""
+    command = [sys.executable, "-m", "tpbench.console.torch_probe", str(gpus), str(ranks)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+        output, errors = done.stdout, done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        failed = done.returncode != 0
+    except subprocess.TimeoutExpired as timeout:
+        output, errors, failed = (timeout.stdout or b"").decode(), [f"no answer within {TIMEOUT_S} s"], True
+    findings = [Finding(*json.loads(line)) for line in output.splitlines() if line.startswith("[")]
+    yield from findings
+    if failed:
+        error = next((line for line in reversed(errors) if "Error" in line), errors[-1]).strip()[:300]
+        fix = "NCCL_DEBUG=INFO says more; a small /dev/shm and wrong NCCL_SOCKET_IFNAME are usual causes"
+        subject = "NCCL" if findings else "torch"
+        yield Finding(subject, "fail", f"it fails: {error}", fix if findings else packages.pip_install("torch"))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -89,72 +110,20 @@ def main(arguments: Sequence[str]) -> int:
         if name != "output_dir":
             raise JobError(f"doctor has one argument, output_dir=DIR, and not {name}")
         output_dir = str(user_path(value, name))
-    failed = []
-    for subject, state, message, fix in examine(output_dir):
-        is_failure = state == "fail"
-        failed += [subject] * is_failure
-        print(f"{'FAIL' if is_failure else state:<4}  {subject}: {message}", flush=True)
+    failed, count = [], machine.gpu_count()
+    checks = (gpus(), compiler(), disk(output_dir), torch_findings(count, count))
+    for subject, state, message, fix in itertools.chain(*checks):
+        failed += [subject] * (state == "fail")
+        print(f"{state:<4}  {subject}: {message}", flush=True)
         if fix:
-            print(f"      {'fix' if is_failure else 'hint'}: {fix}", flush=True)
+            print(f"      {'fix' if state == 'fail' else 'hint'}: {fix}", flush=True)
     if failed:
         print(f"\nVerdict: do not measure here before you fix: {', '.join(dict.fromkeys(failed))}")
         return 1
-    place = f"run sweeps on {machine.available_cores()} CPU cores, where times of Triton kernels aren't measurements"
-    if count := machine.gpu_count():
-        place = f"measure on {count} GPU{'s' * (count > 1)}"
+    place = f"measure on {count} GPU{'s' * (count > 1)}"
+    if not count:
+        place = (
+            f"run sweeps on {machine.available_cores()} CPU cores, where times of Triton kernels aren't measurements"
+        )
     print(f"\nVerdict: no problem found; this machine can {place}")
     return 0
-
-
-def examine(output_dir: str) -> Iterator[Finding]:
-    """Yield all findings, the quick ones first."""
-    yield from gpus()
-    yield from compiler()
-    yield from disk(output_dir)
-    count = machine.gpu_count()
-    yield from torch_findings(probe(max(1, count)), count)
-
-
-def torch_findings(probed: Mapping[str, Any], present: int) -> Iterator[Finding]:
-    """Yield findings from torch's view of the machine. `present` is the number of GPUs that the driver has."""
-    if "torch" not in probed:
-        yield Finding("torch", "fail", f"cannot be used: {probed['error']}", packages.pip_install("torch"))
-        return
-    message = f"{probed['torch']}, built for {'CUDA ' + probed['cuda'] if probed['cuda'] else 'the CPU'}"
-    if present and not probed["gpus"]:
-        fix = "install a build of torch (pytorch.org) for a CUDA version that the driver supports: nvidia-smi prints it"
-        yield Finding("torch", "fail", f"{message}: {probed.get('cuda_error', 'it sees no GPU')}", fix)
-        return
-    yield Finding("torch", "ok", message)
-    if probed["gpus"] and tuple(probed["capability"]) < (8, 0):
-        message = f"a GPU has compute capability {'.'.join(map(str, probed['capability']))}; bfloat16 kernels need 8.0"
-        yield Finding("GPUs", "fail", message, "use a newer GPU, or leave this one out with CUDA_VISIBLE_DEVICES")
-    if present < 2:
-        return
-    message = f"{probed['nccl']}: an all-reduce over {present} GPUs"
-    if not probed.get("all_reduce"):
-        reason = f"fails: {probed['error']}" if "error" in probed else "gives a wrong sum"
-        fix = "NCCL_DEBUG=INFO says more; a small /dev/shm and wrong NCCL_SOCKET_IFNAME are usual causes"
-        yield Finding("NCCL", "fail", f"{message} {reason}", fix)
-        return
-    yield Finding("NCCL", "ok", f"{message} gives the right sum")
-    if probed["symmetric"]:
-        fix = "check NVLink (nvidia-smi topo -m); variants that need it are skipped, and exchange=nccl does not need it"
-        yield Finding("symmetric memory", "note", probed["symmetric"], fix)
-    else:
-        yield Finding("symmetric memory", "ok", f"each of {present} ranks reads its neighbour's")
-
-
-def probe(ranks: int) -> dict[str, Any]:
-    """Return what torch sees here and, of several ranks, whether they can communicate; `error` if that failed."""
-    command = [sys.executable, "-m", "tpbench.console.torch_probe", str(ranks)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
-        output, lines = done.stdout, done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        failed, error = done.returncode != 0, [line for line in lines if "Error" in line] or lines
-    except subprocess.TimeoutExpired as timeout:
-        output, failed, error = (timeout.stdout or b"").decode(), True, [f"no answer within {TIMEOUT_S} s"]
-    facts: dict[str, Any] = {"error": error[-1].strip()[:300]} if failed else {}
-    for line in output.splitlines():
-        facts |= json.loads(line) if line.startswith("{") else {}
-    return facts

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import tpbench
-from tpbench.console.choices import shapes
-from tpbench.console.listing import OWN_SIZE, example_command
+from tpbench.console.listing import example_arguments
 from tpbench.launcher.command_line.outside_choices import FILE_NAME
 from tpbench.settings import JobError, path_argument
 from tpbench.workloads import NAMES, workloads
@@ -46,11 +45,10 @@ def main(arguments: Sequence[str]) -> int:
     if workload == OPERATION:
         what = "an operation with two variants. `python -m tpbench docs own_operation` explains it."
         all_variants = ",".join(f"{file}:{name}" for name in functions)
-        command = f"-m {shlex.quote(f'variant={all_variants}')} {OWN_SIZE}  # check, time and compare them"
+        command = f"-m {shlex.quote(f'variant={all_variants}')} tp_size=2 measure=quick  # check, time and compare them"
     else:
         what = f"the function {functions[0]}, a variant of {workload}. It is correct as it is; make it faster."
-        arguments = example_command(workloads()[workload], [entry.name for entry in shapes(0, workload)])
-        command = f"{variant} {arguments}  # check and time it"
+        command = f"{variant} {example_arguments(workloads()[workload])}  # check and time it"
     print(f"{file}: {what}\n\n  python -m tpbench {command}")
     print(f"  python -m tpbench list {variant}  # what tpbench reads from the file")
     return 0

@@ -1,7 +1,7 @@
-"""Facts of this machine that only torch knows, printed as lines of JSON. `doctor` runs this module.
+"""What only torch knows of this machine, printed as lines of JSON, each a finding of `doctor`, which runs this module.
 
-Several ranks test an all-reduce and symmetric memory: nothing but such a test shows that they work. Without GPUs they
-use gloo. They meet in a file, and NCCL and gloo use loopback, so that no port is open beyond it.
+Several ranks test an all-reduce: nothing but such a test shows that it works. Without GPUs they use gloo. They meet in
+a file, and NCCL and gloo use loopback, so that no port is open beyond it.
 """
 
 import json
@@ -18,63 +18,46 @@ import torch.multiprocessing
 from tpbench.launcher.torchrun import NO_MULTICAST
 
 
-def facts_of_torch() -> dict[str, Any]:
-    """Return versions, and what torch sees of the GPUs."""
-    facts: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda, "gpus": 0}
-    if torch.version.cuda is None:
-        return facts
+def print_finding(subject: str, state: str, message: str, fix: str = "") -> None:
+    print(json.dumps([subject, state, message, fix]), flush=True)
+
+
+def find_gpus(expected: int) -> bool:
+    """Print whether torch can use the GPUs, of which the driver has so many. Return true if it can."""
+    message = f"{torch.__version__}, built for {f'CUDA {torch.version.cuda}' if torch.version.cuda else 'the CPU'}"
     try:
-        torch.zeros(1, device="cuda")
+        torch.zeros(1, device="cuda" if expected else "cpu")
     except (RuntimeError, AssertionError) as error:
-        return {**facts, "cuda_error": str(error).splitlines()[0]}
-    nccl: Any = torch.cuda.nccl
-    gpus = range(torch.cuda.device_count())
-    capability = min(torch.cuda.get_device_capability(index) for index in gpus)
-    return {**facts, "gpus": len(gpus), "capability": capability, "nccl": ".".join(map(str, nccl.version()))}
+        fix = "install a build of torch (pytorch.org) for a CUDA version that the driver supports: nvidia-smi prints it"
+        print_finding("torch", "fail", f"{message}: {str(error).splitlines()[0]}", fix)
+        return False
+    print_finding("torch", "ok", message)
+    return True
 
 
-def communicate(rank: int, ranks: int, backend: str, store: str) -> None:
-    """Test an all-reduce and a read of a neighbour's symmetric memory, on all ranks. Rank 0 prints its results."""
+def all_reduce(rank: int, ranks: int, store: str) -> None:
+    """Test an all-reduce on all ranks. Rank 0 prints the finding."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # which a rank gets if its parent is killed, perhaps in a collective
-    device = torch.device("cpu")
-    if backend == "nccl":
-        device = torch.device("cuda", rank)
-        torch.cuda.set_device(device)
+    device, backend = (torch.device("cuda", rank), "nccl") if torch.cuda.is_available() else ("cpu", "gloo")
     dist.init_process_group(backend, store, rank=rank, world_size=ranks)
     ones = torch.ones(1024, device=device)
     dist.all_reduce(ones)
-    results: dict[str, Any] = {"all_reduce": bool((ones == ranks).all())}
-    try:
-        import torch.distributed._symmetric_memory as symmetric
-
-        buffer = symmetric.empty(1024, device=device, dtype=torch.float32)
-        world: Any = dist.group.WORLD
-        handle = symmetric.rendezvous(buffer, world)
-        buffer.fill_(rank)
-        handle.barrier()
-        neighbour = (rank + 1) % ranks
-        right = bool((handle.get_buffer(neighbour, (1024,), torch.float32) == neighbour).all())
-        results["symmetric"] = "" if right else "a rank reads wrong values"
-        handle.barrier()
-        torch.cuda.synchronize()
-    except (RuntimeError, AttributeError, ImportError) as error:
-        results["symmetric"] = next(iter(str(error).splitlines()), type(error).__name__)
+    is_right = bool((ones == ranks).all())
     if rank == 0:
-        print(json.dumps(results), flush=True)
+        message = f"an all-reduce over {ranks} ranks gives {'the right' if is_right else 'a wrong'} sum"
+        fix = "" if is_right else "update the driver and torch: measurements here would be wrong"
+        print_finding(backend.upper(), "ok" if is_right else "fail", message, fix)
     os._exit(0)  # an orderly teardown may abort, after all results are printed
 
 
-def main(ranks: int) -> None:
-    """Print the facts and, of several ranks, the results of rank 0."""
-    facts = facts_of_torch()
-    print(json.dumps(facts), flush=True)
-    if ranks > 1:
+def main(gpus: int, ranks: int) -> None:
+    """Print the findings for that many GPUs, and that of an all-reduce over several ranks."""
+    if find_gpus(gpus) and ranks > 1:
         os.environ.update(NO_MULTICAST, GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")
         with tempfile.TemporaryDirectory(prefix="tpbench-doctor-") as folder:
-            arguments = (ranks, "nccl" if facts["gpus"] >= ranks else "gloo", f"file://{folder}/store")
             processes: Any = torch.multiprocessing
-            processes.spawn(communicate, arguments, ranks)
+            processes.spawn(all_reduce, (ranks, f"file://{folder}/store"), ranks)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(*map(int, sys.argv[1:]))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from tpbench.console.choices import Entry, availability, sections_of
+from tpbench.console import choices
 from tpbench.launcher.command_line.outside_choices import find_outside
 from tpbench.measure import machine
 from tpbench.report.command import main as report
@@ -57,39 +57,34 @@ def _sweep(*arguments: str) -> int:
 
 def _test(names: Sequence[str], overrides: Sequence[str]) -> int:
     """Test the variants of workloads, or of users' files. Print a line for each, and return the exit code."""
-    gpus = machine.gpu_count()
     folder = tempfile.mkdtemp(prefix="tpbench-test-")
+    one_rank = ["tp_size=1", "dp_size=1"]
     lines: list[list[str]] = []
-    for number, name in enumerate(names):
+    for name in names:
         outside = find_outside(name)
         workload = outside.of_workload if outside else workloads()[name]
-        problem, entries = "tp_size=2", list[Entry]()
-        if not workload.definition:
-            (_, entries), (_, shapes) = sections_of(workload.name, gpus)
-            problem = f"shape={','.join(shape.name for shape in shapes if 'tiny' in shape.name)}"
-        if outside:
-            entries = [Entry(outside.name, "", availability(outside.variant, gpus, workload.option_defaults))]
-        missing = {entry.name: entry.availability for entry in entries if entry.availability.startswith("no")}
-        variants = name if outside else ",".join(entry.name for entry in entries if entry.name not in missing)
-        sizes = ["tp_size=1", "dp_size=1"] if gpus == 1 else []
+        shapes = [entry.name for entry in choices.shapes(0, workload.name) if entry.name.startswith("tiny")]
         quick = ["steps=4"] if workload.scheduled is True else ["measure=quick", "time_budget_s=0", "min_iterations=1"]
-        output_dir = Path(folder, str(number))
-        line = [problem, *sizes, *quick, "reuse=true", f"output_dir={output_dir}", *overrides]
-        code = _sweep(f"variant={variants}", *line)
+        output_dir = Path(folder, str(len(lines)))
+        line = [
+            f"shape={','.join(shapes)}" if shapes else "tp_size=2",
+            *quick,
+            "reuse=true",
+            f"output_dir={output_dir}",
+        ]
+        line += [*(one_rank if machine.gpu_count() == 1 else []), *overrides]
+        code = _sweep(f"variant={name if outside else 'all'}", *line)
         if not (output_dir / "rows").is_dir():  # the sweep was refused, and has said why, or it was a dry run
             shutil.rmtree(folder)
             return code
         with warnings.catch_warnings(action="ignore"):  # these cells measure too little to warn about
             rows = load(output_dir)
-            ran = rows.loc[rows["status"] != "skipped", "variant"]
-            alone = [] if sizes else sorted({*rows["variant"]} - {*ran})
-            if alone:  # some are for one GPU
-                _sweep(f"variant={name if outside else ','.join(alone)}", *line, "tp_size=1", "dp_size=1")
+            skipped = sorted({*rows["variant"]} - {*rows.loc[rows["status"] != "skipped", "variant"]})
+            if skipped and machine.gpu_count() != 1:  # some are for one rank
+                _sweep(f"variant={name if outside else ','.join(skipped)}", *line, *one_rank)
                 rows = load(output_dir)
-        for entry in entries:
-            result, error, reason = _result(rows[rows["variant"] == entry.name], missing.get(entry.name))
-            reason = "with tp_size=1" if result == "pass" and entry.name in alone else reason
-            lines.append([workload.name, entry.name, result, error, reason])
+        for variant, cells in rows.groupby("variant", sort=False):
+            lines.append([workload.name, str(variant), *_verdict(cells)])
     print(*aligned_lines(("workload", "variant", "result", "error", "reason"), lines), sep="\n")
     failed = sum(line[2] == "FAIL" for line in lines)
     if failed:
@@ -99,16 +94,13 @@ def _test(names: Sequence[str], overrides: Sequence[str]) -> int:
     return int(failed > 0)
 
 
-def _result(cells: pd.DataFrame, missing: str | None) -> tuple[str, str, str]:
+def _verdict(cells: pd.DataFrame) -> tuple[str, str, str]:
     """Return the verdict on a variant, the largest error, and the reason why it did not run or is wrong."""
     ran = cells[cells["status"] != "skipped"]
     wrong = ran[ran["status"] != "ok"]
-    if missing or (len(cells) and not len(ran)):
-        return "not run", "", (missing or printable(str(cells["reason"].iloc[0]))).removeprefix("no: ")
-    if not len(ran):
-        return "FAIL", "", "no row: see the messages above"
-    if len(wrong):
-        return "FAIL", "", printable(str(wrong["reason"].iloc[0]))
+    if ran.empty or len(wrong):
+        reasons = wrong["reason"] if len(wrong) else cells["reason"]
+        return "FAIL" if len(wrong) else "not run", "", printable("; ".join(map(str, reasons.unique())))
     errors = ran.reindex(columns=["grad_error", "loss_error", "output_error"]).bfill(axis="columns").iloc[:, 0]
     return "pass", "" if errors.isna().all() else f"{errors.max():.1e}", ""
 

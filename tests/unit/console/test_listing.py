@@ -67,7 +67,7 @@ def test_the_overview_fits_a_screen_and_has_every_name(gpus):
 
 def test_the_overview_names_lists_that_can_be_printed(capsys):
     commands = re.findall(r"^  list (\S+)", printed(capsys), re.MULTILINE)
-    assert commands == ["entropy_loss", "variant=triton_tp", "variants", "shapes", "all"]
+    assert commands == ["entropy_loss", "variant=triton_tp", "variants"]
     for command in commands:
         assert printed(capsys, command)
 
@@ -83,7 +83,6 @@ def test_kinds_of_choices_are_listed_alone(capsys):
 def test_a_workload_has_its_variants_shapes_and_fields(capsys):
     text = printed(capsys, "entropy_loss")
     assert listed(text.partition("Fields of")[0]) >= {"triton_tp", "pytorch_gather", "v131k_tp8"}
-    assert printed(capsys, "cross_entropy") == printed(capsys, "loss=cross_entropy")
     assert "block_tp" not in text and "llama8b_block_tp2" not in text
     assert re.search(r"^  tokens=\S* +\w", text.partition("Fields of entropy_loss")[2], re.MULTILINE)
 
@@ -93,25 +92,6 @@ def test_the_list_of_fields_has_every_field(capsys):
     found = {line.partition("=")[0].strip() for line in text.splitlines() if re.match(r"  \w+=", line)}
     assert found == field_names() - {"world_size"} | SWEEP_OPTION_NAMES | set(SlurmSettings.__dataclass_fields__)
     assert max(map(len, text.splitlines())) <= 100
-
-
-def test_the_list_knows_the_folder_of_a_site_and_names_its_broken_files(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(choices, "folders", [choices.CONF])
-    (tmp_path / "shape").mkdir()
-    head, option = "# @package _global_\n", f"--config-dir={tmp_path}"
-    sizes = "tokens: 8\nvocab: 128k\ntp_size: 2\n"
-    for name, text in (("mine", f"shape_workload: entropy_loss\n{sizes}"), ("bare", "tp_size: auto\n"), ("empty", "")):
-        (tmp_path / f"shape/{name}.yaml").write_text(head + text if text else "")
-    assert {"mine", "bare", "empty"} <= listed(printed(capsys, "shapes", option))
-    assert " mine " in printed(capsys, option, "variant=triton_tp")
-    assert "tokens: 8" in printed(capsys, "shape=mine", option)
-    for text, said in (("a: [", "bare.yaml is no file of YAML: "), ("- a", "bare.yaml has no lines NAME: VALUE")):
-        (tmp_path / "shape/bare.yaml").write_text(text)
-        assert information(["list", "shapes", option]) == 2
-        assert said in capsys.readouterr().err
-    (tmp_path / "shape/bare.yaml").write_text("shape_workload: train_step\nmodel: none\ntp_size: 1\n")
-    assert information(["list", "variant=fsdp", option]) == 2
-    assert "no model is called none" in capsys.readouterr().err
 
 
 def test_a_variant_has_its_options_and_a_command(capsys):
@@ -128,12 +108,6 @@ def test_the_command_of_a_variant_is_a_job_that_the_variant_supports(name):
     line = listing.description("variant", name, 0).splitlines()[-1]
     overrides = line.removeprefix("python -m tpbench ").split()
     assert unsupported_reason(job(*overrides)) is None
-
-
-def test_a_variant_over_ranks_only_has_no_shape_of_one_rank(capsys):
-    shapes = re.search(r"^  shapes: (.*)$", printed(capsys, "variant=megatron"), re.MULTILINE)
-    assert shapes is not None
-    assert "v131k_tp8" in shapes[1].split() and not [each for each in shapes[1].split() if each.endswith("_tp1")]
 
 
 @pytest.mark.parametrize(
