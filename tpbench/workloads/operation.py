@@ -25,8 +25,7 @@ from tpbench.workloads.step import Step, WrongReturn, checked_columns, count, re
 
 TOLERANCES = {"bfloat16": 2.0**-6, "float16": 2.0**-9, "float32": 2.0**-15, "float64": 2.0**-36}
 """By dtype, the largest error of a correct output, unless the workload says otherwise. The first two are four times the
-error of one rounding, half a unit in the last place. That allows one more rounding (for example of an upstream scale)
-and the arithmetic before it. That of float32 leaves room for sums of 10^5 terms in any order."""
+error of one rounding: for another one, and the arithmetic before it. Others have room for sums of 10^5 terms."""
 
 ERRORS = dict.fromkeys(("output_error", "loss_value", "loss_error", "grad_error"), float)
 """Columns that every workload's check may set, with their type."""
@@ -153,9 +152,7 @@ class OperationSession(AuditedSession):
         if (function := workload.functions.get("check")) is None:
             verdict = self._against_reference(output)
         else:
-            verdict = _verdict_of(function(self.problem, self.inputs, output, self.rank), function)
-            valid = {**ERRORS, **workload.column_types()}
-            verdict = replace(verdict, columns=checked_columns(verdict.columns, function, valid))
+            verdict = _checked(function(self.problem, self.inputs, output, self.rank), function, workload)
         if not all(gather_objects(kept)):
             why = "overwrites its inputs, which the reference reads after it: let it write to a copy"
             verdict = replace(verdict, wrong=f"{self.variant.name} {why}")
@@ -179,13 +176,13 @@ class OperationSession(AuditedSession):
         """Compare an output with the reference on all ranks."""
         inputs = {tensor.untyped_storage().data_ptr() for tensor in self.inputs.values()}
         for name, value in got.items():
-            if isinstance(value, Tensor) and type(value) not in (Tensor, nn.Parameter):
-                kind = type(value).__name__  # a DTensor, or a functional collective that nothing has waited for
-                expected = f"the output {name} of {self.variant.name} must be a plain tensor"
-                raise WrongReturn(self.variant, f"{expected}, not {kind}")
-            is_dense = isinstance(value, Tensor) and value.layout == torch.strided
-            if is_dense and value.numel() and value.untyped_storage().data_ptr() in inputs:
-                raise WrongReturn(self.variant, f"the output {name} of {self.variant.name} lies in memory of an input")
+            output, is_tensor = f"the output {name} of {self.variant.name}", isinstance(value, Tensor)
+            if is_tensor and type(value) not in (Tensor, nn.Parameter):
+                # A DTensor, or a functional collective that nothing has waited for.
+                raise WrongReturn(self.variant, f"{output} must be a plain tensor, not {type(value).__name__}")
+            is_dense = is_tensor and value.layout == torch.strided and value.numel() > 0
+            if is_dense and value.untyped_storage().data_ptr() in inputs:
+                raise WrongReturn(self.variant, f"{output} lies in memory of an input")
         reference = self.workload.functions["reference"]
         right = _computed(reference, self.problem, self.inputs, self.rank, twice=not self.compared)
         if not any(gather_objects(sum(tensor.numel() for tensor in right.values()))):
@@ -245,10 +242,7 @@ def least_precise(values: Iterable[Any]) -> torch.dtype | None:
 
 
 def scheduled_session(workload: Workload, problem: Any, variant: Variant, context: Context) -> Session:
-    """Return the session that a workload makes itself, for iterations that continue the one before.
-
-    Raises WrongReturn for anything else.
-    """
+    """Return the session that a workload makes itself, for iterations that continue the one before."""
     function = workload.functions["session"]
     session: Any = function(problem, variant, replace(context, seed=problem.seed))
     if not isinstance(session, Session) or session.schedule is None:
@@ -259,23 +253,19 @@ def scheduled_session(workload: Workload, problem: Any, variant: Variant, contex
     if workload.name in NAMES:
         return session
     # A user's session sets only the columns that it declares.
-    valid, check, details = {**ERRORS, **workload.column_types()}, session.check, session.details
-
-    def checked() -> Verdict:
-        verdict = _verdict_of(check(), function)
-        return replace(verdict, columns=checked_columns(verdict.columns, function, valid))
-
-    session.check = checked  # type: ignore[method-assign]
+    check, details, valid = session.check, session.details, {**ERRORS, **workload.column_types()}
+    session.check = lambda: _checked(check(), function, workload)  # type: ignore[method-assign]
     session.details = lambda columns: checked_columns(details(columns), function, valid)  # type: ignore[method-assign]
     return session
 
 
-def _verdict_of(verdict: Any, function: Callable[..., Any]) -> Verdict:
-    """Return what a workload's function returned as its verdict. Raises WrongReturn if it is none."""
-    if isinstance(verdict, Verdict) and isinstance(verdict.wrong, str | None):
-        return verdict
-    expected = "tpbench.api.Verdict(columns, None or a text)"
-    raise WrongReturn(function, f"{function.__name__} must return {expected}, not {verdict!r:.80}")
+def _checked(verdict: Any, function: Callable[..., Any], workload: Workload) -> Verdict:
+    """Return what a workload's function returned as its verdict, if it is one and sets declared columns."""
+    if not (isinstance(verdict, Verdict) and isinstance(verdict.wrong, str | None)):
+        expected = "tpbench.api.Verdict(columns, None or a text)"
+        raise WrongReturn(function, f"{function.__name__} must return {expected}, not {verdict!r:.80}")
+    valid = {**ERRORS, **workload.column_types()}
+    return replace(verdict, columns=checked_columns(verdict.columns, function, valid))
 
 
 def relative_errors(got: Tensor, right: Tensor) -> Tensor:

@@ -10,9 +10,8 @@ logits). For the losses against target logits, q = softmax(logits_scale / temper
 - reverse_kl: KL(p || q) = sum(p (log p - log q))
 - jsd: (KL(q || m) + KL(p || m)) / 2 with m = (p + q) / 2.
 
-An iteration computes each row's loss, the mean over the rows that count, and the mean's gradient with respect to the
-local logits, in the logits' dtype. A temperature softens the targets only, as in distillation from a teacher
-(Fast-LLM's convention). To soften both distributions, set `logits_scale`.
+An iteration computes each row's loss, the mean over the rows that count, and the mean's gradient by the local logits. A
+temperature softens the targets only (Fast-LLM's convention). To soften both distributions, set `logits_scale`.
 """
 
 from tpbench.workloads.entropy_loss.problem import WORKLOAD as WORKLOAD

@@ -15,10 +15,7 @@ from tpbench.workloads.sizes import IGNORED, bytes_of_all_reduce
 
 
 def torch_loss_parallel(problem: EntropyLoss, shard: Shard) -> Step:
-    """https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html: loss_parallel.
-
-    It computes in the dtype of its input. With compute_dtype=float32 it gets the logits in fp32.
-    """
+    """https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html: loss_parallel, in its input's dtype."""
     dtype = _dtype(problem, shard)
 
     def iteration(mean_loss: Callable[[Tensor], Tensor]) -> Output:
@@ -31,8 +28,7 @@ def torch_loss_parallel(problem: EntropyLoss, shard: Shard) -> Step:
 def liger(problem: EntropyLoss, shard: Shard) -> Step:
     """https://github.com/linkedin/Liger-Kernel: LigerCrossEntropyLoss, LigerVocabParallelCrossEntropy, LigerJSD, GRPO.
 
-    LigerCrossEntropyLoss keeps losses in the dtype of its input. With compute_dtype=float32 it gets the logits in fp32.
-    LigerJSD gets log-probabilities in fp32, which torch computes.
+    LigerCrossEntropyLoss keeps losses in its input's dtype. LigerJSD gets log-probabilities, which torch computes.
     """
     if problem.loss == "policy":
         return _liger_grpo(problem, shard)
@@ -41,11 +37,11 @@ def liger(problem: EntropyLoss, shard: Shard) -> Step:
 
         jsd = LigerJSD(beta=formulas.JSD_BETA)
 
-        def log_softmax(logits: Tensor, scale: float) -> Tensor:
-            return (logits.float() * scale).log_softmax(-1)
+        def jsd_of(logits: Tensor) -> Tensor:
+            pairs = (logits, problem.scale), (shard.target, problem.target_scale)
+            return jsd(*((x.float() * scale).log_softmax(-1) for x, scale in pairs))  # type: ignore[no-any-return]
 
-        target, scales = shard.target, (problem.scale, problem.target_scale)
-        return _step(shard, lambda logits: jsd(log_softmax(logits, scales[0]), log_softmax(target, scales[1])))
+        return _step(shard, jsd_of)
     if shard.group is not None:
         from liger_kernel.transformers import LigerVocabParallelCrossEntropy
 
@@ -59,6 +55,7 @@ def liger(problem: EntropyLoss, shard: Shard) -> Step:
 
 
 def _dtype(problem: EntropyLoss, shard: Shard) -> torch.dtype:
+    """Return the dtype in which a loss gets the logits that it computes with."""
     return torch.float32 if problem.compute_dtype == "float32" else shard.logits.dtype
 
 
@@ -92,8 +89,7 @@ def _liger_grpo(problem: EntropyLoss, shard: Shard) -> Step:
 def megatron(problem: EntropyLoss, shard: Shard) -> Step:
     """https://github.com/NVIDIA/Megatron-LM: megatron.core.tensor_parallel.vocab_parallel_cross_entropy.
 
-    It has no label to ignore. Losses of ignored rows are left out of the mean, as by Megatron's loss mask. It subtracts
-    the maximum in place from logits.float(), which is a copy unless the logits are fp32.
+    It has no label to ignore: a mask leaves those rows out. It subtracts the maximum in place from logits.float().
     """
     from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 
@@ -107,10 +103,7 @@ def megatron(problem: EntropyLoss, shard: Shard) -> Step:
 
 
 def quack(problem: EntropyLoss, shard: Shard) -> Step:
-    """https://github.com/Dao-AILab/quack: cross_entropy_fwd, which computes loss and gradient in one launch.
-
-    The gradient is that of the sum over rows. The factor of the mean is not applied: a training step can pass it on.
-    """
+    """https://github.com/Dao-AILab/quack: cross_entropy_fwd, with the gradient of the sum over rows in one launch."""
     from quack.cross_entropy import cross_entropy_fwd
 
     factor = 1.0 / formulas.rows_that_count(shard.target)
@@ -123,10 +116,9 @@ def quack(problem: EntropyLoss, shard: Shard) -> Step:
 
 
 def fast_llm(problem: EntropyLoss, shard: Shard) -> Step:
-    """https://github.com/ServiceNow/Fast-LLM: the kernels of entropy losses and of GRPO.
+    """https://github.com/ServiceNow/Fast-LLM: kernels of entropy losses and GRPO. A checkout on PYTHONPATH suffices.
 
-    It returns the mean loss and its gradient. Ranks all-reduce each row's maximum and sum of each distribution, and a
-    part of its loss. `PYTHONPATH=CHECKOUT` is enough: the modules of the kernels need nothing else of Fast-LLM.
+    Ranks all-reduce each row's maximum and sum of each distribution, and a part of its loss.
     """
     divisor = float(formulas.rows_that_count(shard.target) if problem.from_labels else shard.tokens)
     options: dict[str, Any] = {"grad_output": 1.0, "group": shard.group, "divisor": divisor}
@@ -158,9 +150,8 @@ def fast_llm(problem: EntropyLoss, shard: Shard) -> Step:
 def flash_attn(problem: EntropyLoss, shard: Shard) -> Step:
     """https://github.com/Dao-AILab/flash-attention: flash_attn.ops.triton.cross_entropy.cross_entropy_loss.
 
-    Ranks gather each other's log-sum-exp and sum the logits of the labels. The gradient is a new tensor, because the
-    variant leaves `inplace_backward` at its default. Only the file of the kernel is imported: the package around it
-    needs a compiled extension, which the kernel does not use.
+    Ranks gather each other's log-sum-exp and sum the logits of the labels. The package around the kernel's file needs a
+    compiled extension.
     """
     function = import_alone("flash_attn.ops.triton.cross_entropy", ("flash_attn",)).cross_entropy_loss
     options = {"logit_scale": problem.logits_scale, "ignore_index": IGNORED, "process_group": shard.group}
@@ -172,10 +163,9 @@ def flash_attn(problem: EntropyLoss, shard: Shard) -> Step:
 def _step(
     shard: Shard, loss_of: Callable[[Tensor], Any], sent: int = 0, *, of_rows: bool = False, overwrites: bool = False
 ) -> Step:
-    """Return the step of a project that computes the mean loss from the local logits, with the gradient by autograd.
+    """Return the step of a project that computes the mean loss, or losses `of_rows`, with the gradient by autograd.
 
-    of_rows: it computes the losses of rows, (tokens,). overwrites: it writes to its argument, where a training step
-    would make new logits: it gets a copy, which `restore` renews.
+    overwrites: it writes to its argument, where a training step would make new logits, so it gets a copy.
     """
     work = shard.logits.clone() if overwrites else shard.logits
     count = formulas.rows_that_count(shard.target) if of_rows else None

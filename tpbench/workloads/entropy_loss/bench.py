@@ -17,32 +17,30 @@ from tpbench.workloads.operation import TOLERANCES
 from tpbench.workloads.sizes import ITEM_BYTES
 
 LOSS_TOLERANCE = 2.0**-16
-"""Tolerance of losses that are computed in fp32 from logits of any dtype. Errors of fp32 sums of 10^5 terms and of fp32
-logarithms are about 2^-20. A count that is off by one in 4096 rows is an error of 2^-12."""
+"""Tolerance of losses in fp32. Errors of fp32 sums of 10^5 terms and of logarithms are about 2^-20. A count that is off
+by one in 4096 rows is an error of 2^-12."""
 
 ARITHMETIC = 2.0**-20
 """The error of arithmetic in fp32 (exponentials, logarithms, long sums), relative to what is added."""
 
 ELEMENT_ARITHMETIC = 2.0**-17
 """The largest error of an element by arithmetic in fp32, relative to the sum of its absolute terms. An exponential of a
-difference d of logits has about |d| * 2^-23. Logits differ by less than 16, times their scale: up to a scale of 4, by
-less than 64. A larger scale makes all errors of arithmetic larger (`LossOracle.steep`)."""
+difference d of logits has about |d| * 2^-23, and d is below 64 up to a scale of 4 (beyond it: `LossOracle.steep`)."""
 
 LOGITS_DTYPE_TOLERANCE = {
     "bfloat16": (2.0**-5, 2.0**-4),
     "float16": (2.0**-8, 2.0**-6),
     "float32": (LOSS_TOLERANCE, TOLERANCES["float32"]),
 }
-"""Tolerances (loss, gradient) for compute_dtype=logits. torch then rounds log p itself to the dtype. For 2^17 columns
-log p is near 12, so its absolute error in bf16 is up to 2^-5, as is the relative one of p. Measured with torch 2.11 on
-a GPU, 2^15 and 2^17 columns: loss 1.7e-2 (bf16) and 2.2e-3 (fp16), gradient 2.8e-2 (bf16)."""
+"""Tolerances (loss, gradient) for compute_dtype=logits. torch then rounds log p itself to the dtype: near 12, for 2^17
+columns, by up to 2^-5 in bf16, as is the relative error of p. Measured with torch 2.11 on a GPU, 2^15 and 2^17 columns:
+loss 1.7e-2 (bf16) and 2.2e-3 (fp16), gradient 2.8e-2 (bf16)."""
 
 LOGITS_DTYPE_ELEMENT = {"bfloat16": 2.0**-3, "float16": 2.0**-6, "float32": 2.0**-14}
-"""For compute_dtype=logits, the largest error of an element, relative to the sum of its absolute terms. A log p between
--16 and -32, rounded to bf16, is wrong by up to 2^-4, and so is p. The log q of a target is rounded, too. Elements below
-`LOGITS_DTYPE_LEAST` of their row's largest terms may have any smaller error: their log p is below -32."""
-
 LOGITS_DTYPE_LEAST = 2.0**-40
+"""For compute_dtype=logits, the largest error of an element, relative to the sum of its absolute terms. A log p between
+-16 and -32, rounded to bf16, is wrong by up to 2^-4, as are p and the log q of a target. Elements below the least part
+of their row's largest terms may have any smaller error: their log p is below -32."""
 
 
 class Oracle(LossOracle):
@@ -69,11 +67,9 @@ class Oracle(LossOracle):
     def compare_gradients(self, comparison: Comparison, output: Output, blocks: Blocks) -> None:
         """Record the errors of whole rows, of all ranks' columns, and judge each element.
 
-        Errors below half the smallest number of the dtype do not count: a variant cannot avoid underflow. Neither do
-        errors of fp32 arithmetic, where the terms of a row cancel. A row that does not count must be exactly zero.
-
-        The bound of an element is two roundings to the dtype, and the arithmetic of its terms. Over many columns the
-        label's element has almost the whole norm of a row: the error of the row would allow any error of the softmax.
+        Errors below half the smallest number of the dtype don't count, nor do those of fp32 where the terms of a row
+        cancel. The bound of an element is two roundings to the dtype, and the arithmetic of its terms: the label's
+        element has almost the whole norm of a row, whose error would allow any error of the softmax.
         """
         dtype = self.shard.logits.dtype
         kind = torch.finfo(dtype)
@@ -104,7 +100,7 @@ class Oracle(LossOracle):
 
 @WORKLOAD.inputs
 def inputs(problem: EntropyLoss, context: Context) -> Shard:
-    """Return this rank's inputs. Those of a policy loss are near the log-probabilities, so this is collective."""
+    """Return this rank's inputs. Collective, because those of a policy loss follow the log-probabilities."""
     shard = make_shard(problem, context)
     set_policy_rows(problem, shard, Oracle)
     return shard
@@ -112,10 +108,7 @@ def inputs(problem: EntropyLoss, context: Context) -> Shard:
 
 @WORKLOAD.refresh
 def refresh(problem: EntropyLoss, shard: Shard, rank: Context) -> None:
-    """Give the first and last column of each shard a large logit in some rows of changed inputs.
-
-    Target logits have it in other rows. Labels stay as they are, and the rows of a policy follow the logits.
-    """
+    """Give the first and last column of each shard a large logit in some rows, and a large target logit in others."""
     targets = [] if problem.matrices == 1 else [(shard.target, problem.target_scale)]
     for which, (logits, scale) in enumerate([(shard.logits, problem.scale), *targets]):
         for row, column in edges(shard, problem.tokens, which):

@@ -1,7 +1,5 @@
 """The cost model of the entropy loss: what a variant works on and sends. `tpbench.predict` fits it to measured rows.
 
-It knows no row format and no fitting: `tpbench.predict` finds how long a counted unit takes.
-
 device time = launches(loss) + bytes worked on / effective bandwidth(loss)
             + latency of the collectives, which grows with the logarithm of the world size
             + bytes sent / bandwidth of the collectives
@@ -17,22 +15,17 @@ from tpbench.workloads.entropy_loss.problem import WORKLOAD
 from tpbench.workloads.sizes import ITEM_BYTES
 
 Terms: TypeAlias = Mapping[str, float]
-"""Counted terms of a cost by name. A fit multiplies each with a coefficient that is not negative.
-
-Names of communication terms start with `collective`. Names of terms that a GPU's memory bandwidth limits start with
-`bytes`."""
+"""Counted terms of a cost by name, which begins with `collective` for communication and `bytes` for memory traffic. A
+fit multiplies each with a coefficient that is not negative."""
 
 
 @dataclass(frozen=True)
 class Counts:
     """What one variant does on one problem."""
 
-    memory: Terms
-    """Terms of the extra peak memory of a rank."""
-    sent: Terms
-    """Terms of the bytes that the busiest rank sends. No terms: nothing is sent."""
-    time: Terms
-    """Terms of the device time."""
+    memory: Terms  # of the extra peak memory of a rank
+    sent: Terms  # of the bytes that the busiest rank sends, if it sends any
+    time: Terms  # of the device
 
 
 @dataclass(frozen=True)
@@ -113,10 +106,7 @@ def sends_parts(label: str, loss: str) -> bool:
 
 
 def parts_of_row(size: LossSize) -> int:
-    """Return how many programs of the one-pass kernel share a row, as a power of two: each sends its own numbers.
-
-    A part has 128 KiB of logits and, if the target isn't a label, target logits.
-    """
+    """Return how many programs of the one-pass kernel share a row, a power of two: each has 128 KiB of its logits."""
     matrices = 1 if size.loss in LABEL_LOSSES else 2
     parts = math.ceil(size.gathered(1) / size.tokens * matrices / 2**17)
     return 1 << (parts - 1).bit_length()

@@ -1,9 +1,5 @@
-"""pytorch_tp_manual and pytorch_gather: the entropy loss in torch operations.
-
-pytorch_tp_manual is the kernels' algorithm with a closed form of the gradient: statistics of the local shard, one
-packed all-gather (exchange=all_reduce: all-reduces of the maxima, then of the sums), then loss and gradient; fp32
-throughout. pytorch_gather has the whole vocabulary on every rank, and uses torch's own losses and autograd.
-"""
+"""The entropy loss in torch operations: by the kernels' algorithm in fp32 with a closed form of the gradient
+(pytorch_tp_manual), and of the gathered vocabulary by torch's own losses and autograd (pytorch_gather)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,17 +16,12 @@ from tpbench.workloads.sizes import IGNORED
 
 
 def prepare_manual(problem: EntropyLoss, shard: Shard) -> Step:
-    """Prepare an iteration of pytorch_tp_manual.
+    """Prepare statistics of the local shard, one packed all-gather, or all-reduces of maxima and of sums, and the rest.
 
-    With compile=true the parts before and after the collective go through torch.compile, each as one graph.
+    With compile=true the parts before and after the collective are compiled, each as one graph.
     """
     algorithm = _Algorithm(problem, shard)
-    statistics: Any = algorithm.statistics
-    finish: Any = algorithm.finish
-    if problem.compile:
-        statistics = torch.compile(statistics, fullgraph=True, dynamic=False)
-        finish = torch.compile(finish, fullgraph=True, dynamic=False)
-
+    statistics, finish = (_compiled(problem, part) for part in (algorithm.statistics, algorithm.finish))
     sent = (shard.tp_size - 1) * shard.tokens * algorithm.width * 4
     if problem.exchange == "all_reduce":
         sent = formulas.bytes_of_statistics(algorithm.width, shard)
@@ -47,6 +38,10 @@ def prepare_manual(problem: EntropyLoss, shard: Shard) -> Step:
     return Step(run, bytes_communicated=sent)
 
 
+def _compiled(problem: EntropyLoss, function: Any) -> Any:
+    return torch.compile(function, fullgraph=True, dynamic=False) if problem.compile else function
+
+
 def _all_reduced(local: Tensor, algorithm: "_Algorithm", group: dist.ProcessGroup) -> Tensor:
     """Return the statistics of the whole vocabulary, (width, tokens), by all-reduces of maxima, then of sums."""
     maxima = local[: algorithm.maxima].clone()
@@ -57,11 +52,8 @@ def _all_reduced(local: Tensor, algorithm: "_Algorithm", group: dist.ProcessGrou
 
 
 def _minus_one_hot(p: Tensor, column: Tensor, held: Tensor) -> Tensor:
-    """Return p - onehot(column) in the rows that hold the column.
-
-    Compiled code uses a comparison, which can be fused. Eager code uses a scatter.
-    """
-    if torch.compiler.is_compiling():
+    """Return p - onehot(column) in the rows that hold the column."""
+    if torch.compiler.is_compiling():  # a comparison can be fused
         one_hot = held[:, None] & (torch.arange(p.shape[1], device=p.device) == column[:, None])
         return p - one_hot.float()
     return p.scatter_add_(1, column[:, None], -held.float()[:, None])
@@ -76,9 +68,9 @@ def _max_and_sum(x: Tensor) -> tuple[Tensor, Tensor]:
 class _Algorithm:
     """The numbers of each row that ranks exchange, maxima and then sums, and the loss and gradient that follow.
 
-    Of a loss from labels they are (m, s, x[label]). A loss against target logits is the mean over the vocabulary of a
-    difference of log p and log q, whose weights are p or q: (m, m_t, s, s_t, weighted sum of the difference of logits).
-    Its gradient by x is p * (difference - mean) if p is the weight, and p - q if q is.
+    Of a loss from labels they are (m, s, x[label]). A loss against target logits is a mean of log p - log q, weighted
+    by p or q: (m, m_t, s, s_t, weighted sum of the difference of logits). Its gradient by x is p * (difference - mean)
+    if p is the weight, and p - q if q is.
     """
 
     def __init__(self, problem: EntropyLoss, shard: Shard) -> None:
@@ -154,15 +146,12 @@ class _Algorithm:
 
 
 def prepare_gather(problem: EntropyLoss, shard: Shard) -> Step:
-    """Prepare an iteration of pytorch_gather: gather, loss, backward, and this rank's slice of the gradient.
-
-    With compile=true the loss goes through torch.compile as one graph, and autograd's backward with it.
-    """
+    """Prepare a gather, the loss, compiled or not, its backward, and this rank's slice of the gradient."""
 
     def losses(logits: Tensor, target: Any, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         return formulas.mean_and_rows(problem, formulas.scaled(problem, logits), target, rows)
 
-    compiled: Any = torch.compile(losses, fullgraph=True, dynamic=False) if problem.compile else losses
+    compiled = _compiled(problem, losses)
 
     def run() -> Output:
         logits = formulas.gathered(shard, shard.logits)

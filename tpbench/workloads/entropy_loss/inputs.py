@@ -39,9 +39,8 @@ Step: TypeAlias = step.Step[Output]
 
 
 _LOGITS, _TARGET_LOGITS, _LABELS, _IGNORED = range(1, 5)
-"""Streams of independent numbers from one seed."""
+"""Streams of independent numbers from one seed. Those of column indices are `_COLUMNS` further."""
 _COLUMNS = 16
-"""Distance of the stream of column indices from that of row indices."""
 
 
 def make_shard(problem: EntropyLoss, context: Context) -> Shard:

@@ -1,7 +1,4 @@
-"""The problem of the entropy loss: its fields, its columns in a row, its layout in a report, and its variants.
-
-Each other project is called through its public interface. A variant is skipped if its package is not installed.
-"""
+"""The problem of the entropy loss: its fields, its columns in a row, its layout in a report, and its variants."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -11,14 +8,7 @@ from tpbench.columns import Column
 from tpbench.kernels import Loss
 from tpbench.settings import setting
 from tpbench.workloads import Pivot, Study, Variant, Workload, losses
-from tpbench.workloads.losses import (
-    bytes_of_rows,
-    first_of,
-    labels_of_even_shards,
-    labels_on_one_rank,
-    other_losses,
-    uneven,
-)
+from tpbench.workloads.losses import bytes_of_rows, first_of, labels_on_one_rank, other_losses, uneven
 from tpbench.workloads.sizes import ITEM_BYTES
 
 
@@ -57,8 +47,7 @@ class EntropyLossVariant(Variant):
     """An implementation of the entropy loss, with what its cost model needs."""
 
     exchanges: Literal["numbers", "numbers of parts", "sums", "logits"] = "numbers"
-    """What ranks exchange: numbers of each row, or of each part of a row, by an all-gather; sums of such numbers by an
-    all-reduce; or all logits."""
+    """What ranks exchange: numbers of each row or of its parts, sums of such numbers, or all logits."""
 
 
 class EntropyLossWorkload(Workload):
@@ -85,9 +74,7 @@ WORKLOAD = EntropyLossWorkload(
         Column("registers", int, "registers per thread as compiled, of the worst kernel (triton_tp)", **_OF_KERNELS),
         Column("spilled_bytes", int, "spilled registers per thread, of the worst kernel (triton_tp)", **_OF_KERNELS),
         Column("shared_kib", float, "shared memory per program, of the worst kernel (triton_tp)", **_OF_KERNELS),
-        Column(
-            "occupancy", float, "share of resident warps, of the worst kernel (triton_tp)", percent=True, **_OF_KERNELS
-        ),
+        Column("occupancy", float, "share of resident warps, worst kernel (triton_tp)", percent=True, **_OF_KERNELS),
     ),
     pivot=Pivot(
         rows=("vocab", "tp_size", "shard"),
@@ -107,7 +94,6 @@ WORKLOAD = EntropyLossWorkload(
 
 
 def _no_such_exchange(problem: EntropyLoss, tp_size: int) -> str | None:
-    """Return why the kernels' algorithm cannot use the exchange over these ranks, or None if it can."""
     if problem.exchange == "all_reduce":
         return "exchange=all_reduce is of pytorch_tp_manual"
     if problem.loss == "jsd" and problem.algorithm == "two_reads":
@@ -138,9 +124,8 @@ def _fast_llm(problem: EntropyLoss, tp_size: int) -> str | None:
 
 
 def _liger(problem: EntropyLoss, tp_size: int) -> str | None:
-    """Return why Liger's losses cannot do the problem: that of GRPO has an advantage for each sequence."""
     if problem.loss not in ("jsd", "policy"):
-        return labels_of_even_shards(problem, tp_size)
+        return losses.labels_of_even_shards(problem, tp_size)
     if tp_size > 1 or problem.compute_dtype != "float32":
         return "for this loss it is for one GPU, and has no compute_dtype"
     return losses.incomplete_sequences(problem, tp_size) if problem.loss == "policy" else None
@@ -174,31 +159,14 @@ WORKLOAD.variant_of(
     exchanges="logits",
 )
 peer = partial(losses.peer, WORKLOAD)
-peer(
-    "torch_loss_parallel",
-    "",
-    losses.labels_over_ranks,
-    "torch's own: F.cross_entropy of a sharded DTensor under loss_parallel()",
-    options={"compute_dtype"},
-    requires_cuda=False,
-    exchanges="sums",
-)
+_parallel = "torch's own: F.cross_entropy of a sharded DTensor under loss_parallel()"
+_in_torch: Any = {"requires_cuda": False, "exchanges": "sums"}
+peer("torch_loss_parallel", "", losses.labels_over_ranks, _parallel, options={"compute_dtype"}, **_in_torch)
 peer("fast_llm", "fast_llm", _fast_llm, "Fast-LLM's Triton kernels, from a checkout on PYTHONPATH", exchanges="sums")
 peer("quack", "quack", labels_on_one_rank, "QuACK's CuTe kernel: forward and gradient (of the sum) in one launch")
 peer(
-    "megatron",
-    "megatron",
-    losses.labels_over_ranks,
-    "Megatron-LM's vocab_parallel_cross_entropy in torch",
-    requires_cuda=False,
-    exchanges="sums",
+    "megatron", "megatron", losses.labels_over_ranks, "Megatron-LM's vocab_parallel_cross_entropy in torch", **_in_torch
 )
-peer(
-    "liger",
-    "liger_kernel",
-    _liger,
-    "Liger's Triton kernels, which overwrite the logits",
-    options={"compute_dtype"},
-    exchanges="sums",
-)
+_overwriting = "Liger's Triton kernels, which overwrite the logits"
+peer("liger", "liger_kernel", _liger, _overwriting, options={"compute_dtype"}, exchanges="sums")
 peer("flash_attn", "flash_attn", first_of(uneven, other_losses), "flash-attention's Triton kernel")

@@ -17,7 +17,7 @@ from tpbench.workloads.sizes import IGNORED
 
 
 def liger(problem: LinearLoss, shard: Shard) -> Step:
-    """https://github.com/linkedin/Liger-Kernel: LigerFusedLinearCrossEntropyLoss, in chunks that it chooses."""
+    """https://github.com/linkedin/Liger-Kernel: LigerFusedLinearCrossEntropyLoss and -GRPOLoss, in its chunks."""
     if problem.loss == "policy":
         return _liger_grpo(problem, shard)
     from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
@@ -27,7 +27,6 @@ def liger(problem: LinearLoss, shard: Shard) -> Step:
 
 
 def _liger_grpo(problem: LinearLoss, shard: Shard) -> Step:
-    """LigerFusedLinearGRPOLoss: (sequences, rows, h), an advantage for each sequence."""
     from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss
 
     settings = {"beta": problem.kl_weight, "epsilon_low": CLIP[0], "epsilon_high": CLIP[1], "loss_type": "bnpo"}
@@ -48,36 +47,29 @@ def _liger_grpo(problem: LinearLoss, shard: Shard) -> Step:
 
 
 def liger_cutedsl(problem: LinearLoss, shard: Shard) -> Step:
-    """https://github.com/linkedin/Liger-Kernel: liger_fused_linear_cross_entropy_sm90, whose products are CuTe kernels.
-
-    It stores all logits in bfloat16 and overwrites them with their gradient.
-    """
+    """https://github.com/linkedin/Liger-Kernel: liger_fused_linear_cross_entropy_sm90, in CuTe, with all logits."""
     from liger_kernel.ops.cutedsl.ops.fused_linear_cross_entropy_sm90 import liger_fused_linear_cross_entropy_sm90
 
     return step_of_mean(problem, shard, partial(liger_fused_linear_cross_entropy_sm90, ignore_index=IGNORED))
 
 
 def cce(problem: LinearLoss, shard: Shard) -> Step:
-    """https://github.com/apple/ml-cross-entropy: linear_cross_entropy, which stores no logits.
-
-    It leaves out blocks of gradients that are all below `torch.finfo(dtype).eps / 32`, its default filter_eps.
-    """
+    """https://github.com/apple/ml-cross-entropy: linear_cross_entropy, which stores no logits."""
     from cut_cross_entropy import linear_cross_entropy
 
     def loss_of(hidden: Tensor, weight: Tensor) -> Tensor:
         loss: Tensor = linear_cross_entropy(hidden, weight, shard.labels, ignore_index=IGNORED, impl="cce")
         return loss.float()
 
-    omitted = torch.finfo(shard.hidden.dtype).eps / 32
+    omitted = torch.finfo(shard.hidden.dtype).eps / 32  # its filter_eps: it leaves blocks out that are all below
     return Step(lambda: replace(differentiated(problem, shard, loss_of), omits_below=omitted))
 
 
 def verl(problem: LinearLoss, shard: Shard) -> Step:
     """https://github.com/volcengine/verl, verl/utils/kernel: linear_cross_entropy, of log-probabilities and entropies.
 
-    It has no ignored labels, so their rows get a loss, an entropy and a gradient of zero here. The packages around its
-    kernel need Ray and an inference engine. `linear_cross_entropy` imports `kernels` at its first call, so `kernels`
-    must be complete before.
+    It has no ignored labels: a mask leaves their rows out. The packages around its kernel need Ray and an inference
+    engine. It imports `kernels` at its first call.
     """
     packages = ("verl", "verl.utils")
     import_alone("verl.utils.kernel.kernels", packages)
@@ -97,10 +89,7 @@ def verl(problem: LinearLoss, shard: Shard) -> Step:
 
 
 def quack(problem: LinearLoss, shard: Shard) -> Step:
-    """https://github.com/Dao-AILab/quack: chunked_linear_cross_entropy, in chunks of 4096 rows where it can.
-
-    On Hopper, in bfloat16, a product's epilogue computes the exponentials and their sums.
-    """
+    """https://github.com/Dao-AILab/quack: chunked_linear_cross_entropy, in chunks of 4096 rows where it can."""
     from quack.linear_cross_entropy import chunked_linear_cross_entropy
 
     chunk_size = quack_chunk_rows(problem)

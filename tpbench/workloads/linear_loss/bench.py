@@ -1,9 +1,9 @@
 """The linear loss on a rank: its shard, its counted costs, the comparison with the oracle, the products alone.
 
-The oracle computes losses, entropies and both gradients in float64, in blocks of rows. Its logits are exact, while
-variants round them to their dtype. So tolerances are those of rounded logits.
+The oracle's logits are exact, while variants round them to their dtype. So tolerances are those of rounded logits.
 """
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable
@@ -28,24 +28,18 @@ from tpbench.workloads.losses.oracle import Blocks, LossOracle, set_policy_rows,
 from tpbench.workloads.sizes import ITEM_BYTES
 
 LOSS_TOLERANCE = {"bfloat16": 2.0**-5, "float16": 2.0**-8, "float32": 2.0**-14}
-"""Tolerance of a row's loss, relative to the larger of it and 1. A logit of 8 in bf16 has a rounding error of 2^-6.
-
-It is four times as large for a policy: a ratio's relative error is the absolute error of the label's logit, which is
-2^-4 for one of 16. Measured in bf16 on a GPU, with 8192 rows of 2^17 columns: 0.046."""
+"""Tolerance of a row's loss, relative to the larger of it and 1. A logit of 8 in bf16 has a rounding error of 2^-6. For
+a policy it is four times as large, since its ratio has the error of the label's logit: 0.046 in bf16 on a GPU."""
 
 ENTROPY_TOLERANCE = {"bfloat16": 2.0**-3, "float16": 2.0**-6, "float32": 2.0**-12}
 """Tolerance of a row's entropy, likewise. A logit's error counts p * |log p + entropy| times, which may exceed 1.
-Measured in bf16 on a GPU, with 2^17 columns and logits rounded once: 0.043."""
+Measured in bf16 on a GPU, with 2^17 columns: 0.043."""
 
 GRADIENT_TOLERANCE = {"bfloat16": 2.0**-3, "float16": 2.0**-6, "float32": 2.0**-11}
-"""Tolerance of the gradients of a row of hidden states, by norm. The noise that rounding explains (`noise.py`) has
-narrower bounds. A probability's relative error is the absolute error of its logit, which counts |log p - log q| or
-|log p + entropy| times in some losses. The logits' gradient, partial sums over ranks and the result are rounded, too.
-Measured in bf16 on GPUs: 0.070 for reverse_kl with 2^17 columns and several signs of the inputs, and 0.066 for
-`linear_cce`, which leaves probabilities out, with 256 rows of 2^17 columns.
-
-It is four times as large for the weight, whose rows may come from few logits: those of 16 to 32 have errors of up to
-2^-4. Seen once for reverse_kl in bf16, with 16 rows of 2^15 columns: 0.249."""
+"""Tolerance of the gradients of a row of hidden states, by norm, where the noise that rounding explains (`noise.py`)
+isn't more. Measured in bf16 on GPUs with 2^17 columns: 0.070 for reverse_kl, and 0.066 for `linear_cce`, which leaves
+probabilities out. It is four times as large for the weight, whose rows may come from few logits: those of 16 to 32 have
+errors of up to 2^-4. Seen once for reverse_kl in bf16, with 16 rows of 2^15 columns: 0.249."""
 
 
 class Oracle(LossOracle):
@@ -88,10 +82,7 @@ class Oracle(LossOracle):
         }
 
     def compare_gradients(self, comparison: Comparison, output: Output, blocks: Blocks) -> None:
-        """Record the errors of rows of both gradients, and judge rows, columns and tiles by the noise of rounding.
-
-        In the weight's, rows of columns that aren't labels and have small probabilities are small.
-        """
+        """Record the errors of rows of both gradients, and judge rows, columns and tiles by the noise of rounding."""
         right_weight, right_hidden = torch.zeros_like(self.weight), self.weight.new_zeros(self.hidden.shape)
         of_weight, of_hidden = ProductNoise.zeros(right_weight), ProductNoise.zeros(right_hidden)
         for rows, grad, terms in blocks:
@@ -146,10 +137,7 @@ class Oracle(LossOracle):
         return LogitNoise(variance, shared, omitted)
 
     def losses(self, log_p: Tensor, log_q: Tensor | None, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the losses of rows and their terms.
-
-        They are of a policy's objective if there is an upstream one, or if a function is the loss.
-        """
+        """Return the losses of rows and their terms, also of an upstream objective, or of a function as the loss."""
         loss, slopes, shares = super().losses(log_p, log_q, rows)
         is_divergence = self.problem.loss in ("reverse_kl", "jsd") and self.top is None
         self.mass = log_p.exp() if is_divergence else None
@@ -170,10 +158,7 @@ class Oracle(LossOracle):
 
     @functools.cached_property
     def objective(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The losses of a user's own function, and their derivatives by log-probabilities and by entropies.
-
-        (tokens,) each in float64, 0 for rows that do not count.
-        """
+        """The losses of a user's own function, and their derivatives by log-probabilities and entropies: (tokens,)."""
         parts = []
         for rows in self.blocks():
             log_p, _ = self.log_probabilities(rows)
@@ -187,18 +172,17 @@ class Oracle(LossOracle):
 
     def _whole(self, rows: Tensor) -> Tensor:
         """Return all rows of a matrix that ranks may hold parts of."""
-        if self.shard.group is None or not self.problem.sequence_parallel:
-            return rows
-        return gather_rows(rows, self.shard.group)
+        is_part = self.shard.group is not None and self.problem.sequence_parallel
+        return gather_rows(rows, self.shard.group) if is_part else rows
 
 
 MOST_ROWS = 8192
-"""Rows of a product. More rows are worked on in chunks, so that the logits of any number of tokens fit."""
+"""Rows of a product: the logits of more would perhaps not fit."""
 
 
 @WORKLOAD.inputs
 def inputs(problem: LinearLoss, context: Context) -> Shard:
-    """Return this rank's inputs. Those of a policy loss are near the log-probabilities, so this is collective."""
+    """Return this rank's inputs. Collective, because those of a policy loss follow the log-probabilities."""
     shard = make_shard(problem, context)
     set_policy_rows(problem, shard, Oracle)
     return shard
@@ -206,10 +190,7 @@ def inputs(problem: LinearLoss, context: Context) -> Shard:
 
 @WORKLOAD.refresh
 def refresh(problem: LinearLoss, shard: Shard, rank: Context) -> None:
-    """Give the first and last column of each shard a large logit in some rows of changed inputs.
-
-    So a row of the weight is a multiple of a row of hidden states. The rows of a policy follow the logits.
-    """
+    """Give the first and last column of each shard a large logit in some rows: of the weight, a multiple of a state."""
     teacher = [] if shard.teacher is None else [(*shard.teacher, problem.target_scale)]
     for which, (hidden, weight, scale) in enumerate([(shard.hidden, shard.weight, problem.scale), *teacher]):
         for row, column in edges(shard, len(hidden), which):
@@ -220,14 +201,12 @@ def refresh(problem: LinearLoss, shard: Shard, rank: Context) -> None:
 
 @WORKLOAD.costs
 def costs(problem: LinearLoss, rank: Context) -> Costs:
-    """Return the unavoidable costs of a rank with the most columns.
+    """Return the unavoidable costs of a rank with the most columns. Rows of ignored labels cost nothing.
 
-    For training, the floor is the time of the products, then one pass of the loss: each logit is read once and its
-    gradient is written once, and a teacher's logits are read once. A gradient needs the maximum and the sum of its
-    whole row, so the logits have to be stored before. The sum of the hidden states' gradients over ranks doesn't
-    count, because the product of the weight's gradient hides it. Without gradients, no logit needs to be stored: the
-    floor is the time of the products, or that of reading their factors if it is longer. Rows of ignored labels cost
-    nothing.
+    For training, the floor is the time of the products, then one pass of the loss: a gradient needs the maximum and the
+    sum of its whole row, so that each logit is stored, read once and its gradient written once. The product of the
+    weight's gradient hides the sum of the hidden states' gradients over ranks. Without gradients, the floor is the time
+    of the products, or that of reading their factors.
     """
     columns, models = -(-problem.vocab // rank.tp_size), problem.matrices
     rows = round(problem.tokens * (1.0 - problem.ignored))
@@ -250,19 +229,16 @@ def details(problem: LinearLoss, shard: Shard, session: Any, rank: Context) -> d
     # About 3 s of steps, within limits. The products are timed as often.
     most = int(3000 / max(gather_number(session.step_ms, rank)))
     iterations = max(6, min(40, most)) if rank.device.type == "cuda" else 1
-    outputs = 0  # the gradients that a step allocates: of the weight only without main_grad
-    if problem.trains:
-        outputs = shard.hidden.nbytes + (0 if problem.main_grad else shard.weight.nbytes)
+    # The gradients that a step allocates: of the weight only without main_grad.
+    outputs = problem.trains * (shard.hidden.nbytes + (not problem.main_grad) * shard.weight.nbytes)
     columns = {
         "tflops": session.costs.flops / session.step_ms / 1e9,
         "above_outputs_gib": max(gather_number(session.columns["peak_gib"] - outputs / 2**30, rank)),
     }
-    try:
+    products = None
+    with contextlib.suppress(torch.OutOfMemoryError):  # a step may need less memory than its products by themselves
         products = products_of(problem, shard)
-    except torch.OutOfMemoryError:  # a step may need less memory than the operands and results of its products
-        products = None
-    short_on_ranks = gather_number(products is None, rank)
-    if products is None or any(short_on_ranks):
+    if any(gather_number(products is None, rank)) or products is None:
         return columns
     timed = ((session.step, session.restore), (products, do_nothing))
     step, alone = session.stopwatch.interleaved_ms(*timed, iterations=iterations)
@@ -275,10 +251,7 @@ def details(problem: LinearLoss, shard: Shard, session: Any, rank: Context) -> d
 
 
 def products_of(problem: LinearLoss, shard: Shard) -> Callable[[], None]:
-    """Return a function that queues the matrix products of a problem alone, with their operands in place.
-
-    They are those of logits, hidden states' gradient and weight's gradient: every implementation is compared with them.
-    """
+    """Return a function that queues the products of a problem alone: for logits and both gradients."""
     most, weight = min(problem.tokens, MOST_ROWS), shard.weight
     hidden = shard.hidden.repeat(-(-most // len(shard.hidden)), 1)[:most].contiguous()
     logits = torch.empty(most, shard.columns, dtype=hidden.dtype, device=hidden.device)

@@ -21,11 +21,9 @@ def gather(problem: LinearLoss, shard: Shard) -> Step:
 
     def losses(logits: Tensor, target: Any) -> Losses:
         x = formulas.scaled(problem, logits)
-        entropy = None
-        if problem.entropy:
-            log_p = x.log_softmax(-1)
-            entropy = -(log_p.exp() * log_p).sum(-1)
-            entropy = entropy if shard.labels is None else entropy.where(shard.labels != IGNORED, 0.0)
+        entropy = formulas.entropies(x) if problem.entropy else None
+        if entropy is not None and shard.labels is not None:
+            entropy = entropy.where(shard.labels != IGNORED, 0.0)
         return *formulas.mean_and_rows(problem, x, target, shard.rows), entropy
 
     def run() -> Output:
@@ -46,7 +44,7 @@ def chunked(problem: LinearLoss, shard: Shard) -> Step:
 
 
 def step_of_mean(problem: LinearLoss, shard: Shard, mean_loss: Callable[..., Tensor]) -> Step:
-    """Return the step of a function for one rank of hidden states, weight and labels."""
+    """Return the step of a function of hidden states, weight and labels, for one rank."""
     return Step(lambda: differentiated(problem, shard, lambda *factors: mean_loss(*factors, shard.labels).float()))
 
 
@@ -85,10 +83,7 @@ def compiled(problem: LinearLoss, shard: Shard) -> Step:
 
 
 def differentiated(problem: LinearLoss, shard: Shard, losses_of: Callable[[Tensor, Tensor], Losses]) -> Output:
-    """Return the losses of (hidden, weight) and, for training, the gradients of the mean loss, or of `objective`.
-
-    The hidden states' gradient is summed over the ranks here.
-    """
+    """Return the losses of (hidden, weight) and, for training, the gradients of `objective`, summed over the ranks."""
     factors = shard.hidden, shard.weight
     losses, grads = formulas.differentiated(factors, losses_of, partial(objective, shard), trains=problem.trains)
     return Output(*losses, *((summed(grads[0], shard), grads[1]) if grads else ()))

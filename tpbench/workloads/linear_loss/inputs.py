@@ -24,10 +24,8 @@ class Shard(LossShard):
     weight: Tensor
     """(local vocab, hidden)."""
     upstream: tuple[Tensor, Tensor] | None = None
-    """For logprob with mode=train: the gradients of a policy's objective by each row's log-probability and entropy.
-
-    (tokens,) fp32 each, 0 for a row that does not count. Without entropy=true, only the first is used.
-    """
+    """For logprob with mode=train: the gradients of an objective by each row's log-probability and entropy, (tokens,)
+    fp32, 0 for a row that does not count. Without entropy=true, only the first is used."""
 
     @property
     def labels(self) -> Tensor | None:
@@ -68,18 +66,16 @@ _HIDDEN, _WEIGHT, _TEACHER, _TEACHER_WEIGHT, _LABELS, _IGNORED, _UPSTREAM = rang
 
 def make_shard(problem: LinearLoss, context: Context) -> Shard:
     """Return this rank's inputs. The standard deviation of a logit is between 1.9 and 3.8."""
-    device, part = context.device, problem.tokens // context.tp_size
+    device, parts = context.device, context.tp_size if problem.sequence_parallel else 1
     columns = range(*shard_bounds(problem.vocab, context.tp_size, context.tp_rank))
-    rows = range(problem.tokens)
-    if problem.sequence_parallel:
-        rows = range(context.tp_rank * part, (context.tp_rank + 1) * part)
+    rows = range(*shard_bounds(problem.tokens, parts, context.tp_rank % parts))
 
     def matrix(stream: int, indices: range, scale: float = 1.0) -> Tensor:
         return normal_matrix(problem, (stream, stream + 1), indices, range(problem.hidden), device, scale)
 
     # A power of two near 1 / (2 sqrt(hidden)) rounds nothing.
     weight_scale = 2.0 ** -round(math.log2(2 * math.sqrt(problem.hidden)))
-    own = problem.objective is not None
+    has_upstream = problem.loss == "logprob" and problem.trains and problem.objective is None
     target = given_target(problem, (_LABELS, _IGNORED), range(problem.tokens), device)
     if target is None:
         target = matrix(_TEACHER, rows), matrix(_TEACHER_WEIGHT, columns, weight_scale)
@@ -87,7 +83,7 @@ def make_shard(problem: LinearLoss, context: Context) -> Shard:
         hidden=matrix(_HIDDEN, rows),
         weight=matrix(_WEIGHT, columns, weight_scale),
         target=target,
-        upstream=_upstream(problem, target) if problem.loss == "logprob" and problem.trains and not own else None,
+        upstream=_upstream(problem, target) if has_upstream else None,
         **place(problem, context),
     )
 

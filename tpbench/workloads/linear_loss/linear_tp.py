@@ -12,10 +12,8 @@ from tpbench.workloads.losses.inputs import kernel_options
 
 
 def _upstream(problem: LinearLoss, shard: Shard) -> dict[str, Any]:
-    """Return the options of a call that gets the gradients by log-probabilities and entropies from outside.
-
-    These include the mean, so the call must not divide by the number of rows: its reduction is the sum.
-    """
+    """Return the options of a call that gets the gradients by log-probabilities and entropies, with the mean, from
+    outside."""
     assert shard.upstream is not None
     of_logprob, of_entropy = shard.upstream
     return {"reduction": "sum", "row_grad": of_logprob, "entropy_grad": of_entropy if problem.entropy else None}
@@ -24,8 +22,7 @@ def _upstream(problem: LinearLoss, shard: Shard) -> dict[str, Any]:
 def prepare(problem: LinearLoss, shard: Shard) -> Step:
     """Prepare a call of `tpbench.kernels.linear_entropy_loss`, or two calls for logprob with gradients.
 
-    A policy's upstream gradients depend on its log-probabilities. So the first call computes these, and the second one
-    computes the logits again, with their gradients.
+    A policy's upstream gradients depend on its log-probabilities, so that a second call computes the logits again.
     """
     hows: list[LinearLaunchRecord] = []  # of the calls of the last iteration
     main_grad = torch.zeros_like(shard.weight, dtype=torch.float32) if problem.main_grad else None
@@ -58,10 +55,7 @@ def prepare(problem: LinearLoss, shard: Shard) -> Step:
 
 
 def prepare_unfused(problem: LinearLoss, shard: Shard) -> Step:
-    """Prepare the products of all rows around a call of `tpbench.kernels.entropy_loss`.
-
-    For logprob with gradients there are two calls on the same logits, the second with the upstream gradients.
-    """
+    """Prepare the products of all rows around a call of `tpbench.kernels.entropy_loss`, or two for logprob."""
     hows: list[LaunchRecord] = []  # of the calls of the last iteration
 
     def run() -> Output:

@@ -1,9 +1,8 @@
 """What rounding does to the gradients of a linear loss, as variances of the errors of their rows and columns.
 
 Correct variants round logits to their dtype, so a probability's relative error is the absolute error of its logit. A
-bound for the worst case would hide a lost row of the weight's gradient. But these errors are independent of each other:
-their sums have known variances, and those of many columns average out. What does not average out is the error of a
-row's sum of exponentials, which all of its probabilities share.
+bound for the worst case would hide a lost row of the weight's gradient. But these errors are independent: those of many
+columns average out, except the error of a row's sum of exponentials, which all of its probabilities share.
 """
 
 import math
@@ -20,7 +19,7 @@ SIGMAS = 5.0
 """Errors of so many standard deviations are explained by rounding."""
 
 TILE = 64
-"""Rows whose gain is judged together. A gain is the factor by which a result is too large."""
+"""Rows whose gain, the factor by which a result is too large, is judged together."""
 
 ARITHMETIC = 2.0**-17
 """Relative error of a probability by arithmetic in fp32."""
@@ -33,14 +32,11 @@ SUMS = 2.0**-18
 
 
 class LogitNoise(NamedTuple):
-    """The errors of the logits' gradient of some rows."""
+    """The errors of the logits' gradient of some rows, (rows, columns)."""
 
-    variance: Tensor
-    """(rows, columns): of independent errors."""
-    shared: Tensor
-    """(rows, columns): the standard deviation of errors that all columns of a row share."""
-    omitted: Tensor | None
-    """(rows, columns): terms that a variant may leave out."""
+    variance: Tensor  # of independent errors
+    shared: Tensor  # the standard deviation of errors that all columns of a row share
+    omitted: Tensor | None  # terms that a variant may leave out
 
 
 @dataclass
@@ -50,10 +46,8 @@ class ProductNoise:
     Three of each: of independent errors, of errors that don't average out, and the squares of sums that are rounded.
     """
 
-    rows: Tensor
-    """(3, rows)"""
-    columns: Tensor
-    """(3, columns)"""
+    rows: Tensor  # (3, rows)
+    columns: Tensor  # (3, columns)
 
     @classmethod
     def zeros(cls, product: Tensor) -> "ProductNoise":

@@ -1,8 +1,4 @@
-"""The problem of the linear loss: its fields, its columns in a row, its layout in a report, and its variants.
-
-The variants are this project's, what one can write in a few lines of torch, and other projects', called through their
-public interfaces. A variant is skipped if its package is not installed.
-"""
+"""The problem of the linear loss: its fields, its columns in a row, its layout in a report, and its variants."""
 
 import contextlib
 import importlib.metadata
@@ -138,11 +134,8 @@ def _verl(problem: LinearLoss, tp_size: int) -> str | None:
 
 
 def quack_chunk_rows(problem: LinearLoss) -> int | None:
-    """Return QuACK's default chunk size, or one near it with which its kernels compile. None if there is none.
-
-    QuACK 0.6.5 raises an error if a chunk has as many rows as the hidden states have columns. It pads the rows of the
-    last chunk to a multiple of 128.
-    """
+    """Return QuACK's default chunk size, or one near it, or None. QuACK 0.6.5 raises an error for a chunk with as many
+    rows, after padding to a multiple of 128, as the hidden states have columns."""
     for size in (4096, 8192, 2048, 1024, 512, 256, 128):
         last = (problem.tokens - 1) % size + 1
         first = min(size, problem.tokens)
@@ -165,49 +158,39 @@ def _torch(problem: LinearLoss, tp_size: int) -> str | None:
     return labels_on_one_rank(problem, tp_size)
 
 
-WORKLOAD.variant_of(
+_OF_KERNELS: Any = {
+    "requires": ("triton",),
+    "uses_triton": True,
+    "requires_cuda": lambda problem: problem.exchange == "symmetric",
+}
+_variant = WORKLOAD.variant_of
+_variant(
     "linear_tp",
     "linear_tp.prepare",
     "tpbench.kernels.linear_entropy_loss: chunks of rows, our loss in place, sums over ranks behind products",
     options={"entropy", "sequence_parallel", "main_grad", "logits_gib", "exchange", "objective"},
-    requires=("triton",),
-    uses_triton=True,
-    requires_cuda=lambda problem: problem.exchange == "symmetric",
+    **_OF_KERNELS,
 )
-WORKLOAD.variant_of(
+_variant(
     "linear_unfused",
     "linear_tp.prepare_unfused",
     "all logits, our loss in place, two products and one all-reduce, in ten lines",
     options={"entropy", "exchange", "objective"},
-    requires=("triton",),
-    uses_triton=True,
-    requires_cuda=lambda problem: problem.exchange == "symmetric",
+    **_OF_KERNELS,
 )
-WORKLOAD.variant_of(
-    "linear_gather",
-    "in_torch.gather",
-    "all-gather the logits to the whole vocabulary, then torch's own loss in fp32",
-    options={"entropy", "objective"},
-)
-WORKLOAD.variant_of(
-    "linear_loss_parallel",
-    "in_torch.loss_parallel",
-    "F.linear, then F.cross_entropy of a sharded DTensor in fp32 under torch's loss_parallel()",
-    unsupported_reason=losses.labels_over_ranks,
-)
-WORKLOAD.variant_of(
+_gather = "all-gather the logits to the whole vocabulary, then torch's own loss in fp32"
+_variant("linear_gather", "in_torch.gather", _gather, options={"entropy", "objective"})
+_parallel = "F.linear, then F.cross_entropy of a sharded DTensor in fp32 under torch's loss_parallel()"
+_variant("linear_loss_parallel", "in_torch.loss_parallel", _parallel, unsupported_reason=losses.labels_over_ranks)
+_variant(
     "linear_compiled",
     "in_torch.compiled",
     "torch.compile of F.linear and F.cross_entropy in fp32, with autograd's backward",
     requires_cuda=True,
     unsupported_reason=labels_on_one_rank,
 )
-WORKLOAD.variant_of(
-    "linear_torch",
-    "in_torch.chunked",
-    "torch's own linear_cross_entropy in chunks (torch 2.13)",
-    unsupported_reason=_torch,
-)
+_chunked = "torch's own linear_cross_entropy in chunks (torch 2.13)"
+_variant("linear_torch", "in_torch.chunked", _chunked, unsupported_reason=_torch)
 peer = partial(losses.peer, WORKLOAD)
 peer("linear_liger", "liger_kernel", _liger, "Liger's LigerFusedLinearCrossEntropyLoss and -GRPOLoss, in chunks")
 peer(

@@ -25,6 +25,12 @@ def _kl_div(log_a: Tensor, log_b: Tensor) -> Tensor:
     return F.kl_div(log_a, log_b, log_target=True, reduction="none").sum(-1)
 
 
+def entropies(x: Tensor) -> Tensor:
+    """Return the entropy of each row of scaled logits."""
+    log_p = x.log_softmax(-1)
+    return -(log_p.exp() * log_p).sum(-1)
+
+
 JSD_BETA = 0.5
 """The weight of the target distribution in the mixture of jsd."""
 
@@ -94,9 +100,7 @@ def _row_losses(problem: LossProblem, x: Tensor, target: Any, rows: Mapping[str,
         return JSD_BETA * _kl_div(mixture, log_q) + (1 - JSD_BETA) * _kl_div(mixture, log_p)
     logprob: Tensor = -F.cross_entropy(x, target, ignore_index=IGNORED, reduction="none")
     if problem.objective:
-        log_p = x.log_softmax(-1)
-        entropy = -(log_p.exp() * log_p).sum(-1)
-        losses, _ = objective_losses(problem, logprob, entropy, rows)
+        losses, _ = objective_losses(problem, logprob, entropies(x), rows)
         return torch.where(target != IGNORED, losses, 0.0)
     if problem.loss == "policy":
         return torch.where(target != IGNORED, policy_losses(problem, logprob, rows)[0], 0.0)
