@@ -184,6 +184,12 @@ def test_an_array_ends_in_the_same_table(tmp_path: Path) -> None:
     assert "overcommit" not in submission.read_text()
 
 
+def test_steps_of_a_job_are_printed_where_the_sweep_was_started(tmp_path: Path) -> None:
+    line = ("variant=fsdp", "shape=tiny_train_dp2", "dp_size=1", "steps=2", "warmup_steps=2", "log_interval=2")
+    code, output = Running(*SLURM, *line, "device=cpu", cwd=tmp_path).end()
+    assert code == 0 and re.search(r"job \d+: step 2/4: loss .*\njob \d+: step 4/4: loss", output), output
+
+
 def test_two_nodes_and_a_list_of_cells_that_a_requeued_job_continues(tmp_path: Path) -> None:
     """On one node, cells of a problem take turns in one torchrun. A job of two nodes has a torchrun for each cell."""
     line = (*SLURM, *TINY, "hydra.launcher.gpus_per_node=2", "dp_size=1,2")

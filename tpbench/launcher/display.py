@@ -67,13 +67,13 @@ class Display:
         self.printed = time.monotonic()
         self.console.print(printable(line, max_length), markup=False, highlight=False, soft_wrap=True)
 
-    def follow(self, file: Path) -> None:
+    def follow(self, file: Path, prefix: str = "") -> None:
         """Print the lines of a file, if it exists, that were added since the last call."""
         with contextlib.suppress(FileNotFoundError):
             text = file.read_text(encoding="utf-8")
             whole_lines = text[: text.rfind("\n") + 1]
             for line in whole_lines[self.followed.get(file, 0) :].splitlines():
-                self.note(line)
+                self.note(prefix + line)
             self.followed[file] = len(whole_lines)
 
     def tick(self) -> None:

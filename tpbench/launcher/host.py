@@ -54,7 +54,7 @@ class Host(Runner):
                     if removed := [attempt.folder for attempt in torchrun.running if not attempt.folder.exists()]:
                         raise JobError(f"{removed[0]} was removed while its job ran: run the sweep with resume=true")
                     for attempt in torchrun.running:
-                        display.follow(attempt.folder / STEPS_FILE)
+                        display.follow(attempt.task.folder / STEPS_FILE)
                     yield from torchrun.poll()
                     waiting[:0], torchrun.unfinished = torchrun.unfinished, []
                     if not torchrun.running and (following := self._following(torchrun, waiting)):

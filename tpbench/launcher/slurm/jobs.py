@@ -28,6 +28,7 @@ from tpbench.launcher.slurm.cluster import ENDED, Layout, Partition
 from tpbench.launcher.slurm.submitted import SUBMITIT, close_if_ended, is_wanted, job_of, left_behind, record
 from tpbench.launcher.torchrun import LOOPBACK, Rendezvous
 from tpbench.measure import machine
+from tpbench.measure.session import STEPS_FILE
 from tpbench.settings import JobError
 from tpbench.worker.start import SECRET, SECRET_FILE, create_secret
 
@@ -159,6 +160,8 @@ class Slurm(Runner):
             if now - queried_at > self.settings.poll_s:
                 queried_at = now
                 states |= cluster.states({job_id for job_id, _ in waiting.values()})
+                for job_id, attempt in waiting.values():
+                    display.follow(attempt.folder / STEPS_FILE, f"job {job_id}: ")
                 ended = {job_id: ended.get(job_id, now) for job_id, state in states.items() if state in ENDED}
             for index, (job_id, attempt) in list(waiting.items()):
                 state = states.get(job_id, "PENDING")
@@ -167,6 +170,7 @@ class Slurm(Runner):
                 delay_s = 10.0 if state == "COMPLETED" else self.settings.poll_s
                 has_ended = now - ended.get(job_id, now) > delay_s
                 if (attempt.has_row or has_ended) and (done := close_if_ended(attempt, state)):
+                    display.follow(attempt.folder / STEPS_FILE, f"job {job_id}: ")
                     del waiting[index]
                     yield done
             interrupts.sleep(0.2)
