@@ -1,5 +1,1 @@
-"""Measurement of one cell on one rank: clocks, stop rule, interleaving, statistics, memory and machine facts.
-
-Begin with `run`, which measures a `session`, then read the `timers`, `chained`, the `stop_rules`, and the guards
-against stale results in `audit`.
-"""
+"""Measurement of one cell on one rank. Read `run`, then `session`, `timers`, `chained`, `stop_rules` and `audit`."""

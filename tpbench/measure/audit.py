@@ -39,9 +39,8 @@ MOST_SIGNS = 2**16
 class Inputs:
     """The tensors that a variant reads in each iteration.
 
-    A change negates a random half of the rows of each floating-point or complex tensor, in place, or of the elements of
-    its only row. So the right result changes, and the sizes of the numbers do not. A row is along the last dimension.
-    Tensors that are equal on several ranks stay equal.
+    A change negates a random half of the rows (along the last dimension) of each floating-point or complex tensor, in
+    place, or of the elements of its only row. Tensors that are equal on several ranks stay equal.
     """
 
     def __init__(
@@ -74,10 +73,7 @@ class Inputs:
         return drawn
 
     def change(self, drawn: Mapping[int, Tensor] | None = None) -> None:
-        """Take the drawn values, or negate the rows whose sign is negative, on the current stream. None: draw new ones.
-
-        The tensors' version counters stay as they are, so that no variant can watch them.
-        """
+        """Take the drawn values, or negate the rows whose sign is negative, unseen by version counters. None: draw."""
         for index, values in (self.draw() if drawn is None else drawn).items():
             data = self.tensors[index].data
             if self.generate is not None:
@@ -91,12 +87,9 @@ class AuditedSession(Session):
     """A session whose iterations do not depend on each other, and whose inputs and outputs the guards watch."""
 
     audited_inputs: Inputs
-    fresh: bool = False
-    """True if `restore` changes the inputs before each iteration."""
-    keeps_output: bool = False
-    """True if the output lives on after the check, as that of a CUDA graph does: each replay fills it again."""
-    overwrites_inputs: bool = False
-    """True if a step overwrites inputs, which `restore` then restores."""
+    fresh = False  # true if `restore` changes the inputs before each iteration
+    keeps_output = False  # true if the output lives on after the check: each replay of a CUDA graph fills it again
+    overwrites_inputs = False  # true if a step overwrites inputs, which `restore` then restores
 
 
 def tensors_of(shard: Any) -> list[Tensor]:

@@ -20,11 +20,9 @@ from tpbench.measure.session import Context, MeasureSettings, Session, Verdict
 from tpbench.measure.stop_rules import ROUNDS, ClockRun
 from tpbench.measure.timers import Timed, WallTimer, synchronize
 
-LEAST_ITERATIONS = 2
-"""Iterations of a block that takes longer than a round."""
-
-MIN_BLOCKS = 8
-"""Blocks before the median counts as precise, if the settings ask for as many iterations."""
+LEAST_ITERATIONS, MIN_BLOCKS = 2, 8
+"""Iterations of a block that takes longer than a round, and blocks before the median counts as precise, if the settings
+ask for as many iterations."""
 
 CPU_COPIES, COPIES_FOR_ONE_USE, MOST_COPIES = 2, 8, 32
 """Copies, with the inputs themselves: on a CPU; on a GPU of inputs that an iteration overwrites, or that change, since
@@ -32,10 +30,7 @@ a block uses each of them once; and most of others. If more are needed, a step l
 
 
 class Chain(WallTimer, Session):
-    """Wall time of blocks of iterations, divided by their number, from lined-up ranks to this rank's idle device.
-
-    The chain is also the session whose step is a block, each iteration of which runs on the next copy of the inputs.
-    """
+    """Wall time of blocks of iterations, divided by their number, and the session whose step is such a block."""
 
     def __init__(
         self,
@@ -71,7 +66,7 @@ class Chain(WallTimer, Session):
         self.run(self.iterations)
 
     def run(self, iterations: int) -> None:
-        """Run some iterations. The output of each is freed before the next one, so that two never exist at once."""
+        """Run some iterations, and free the output of each before the next one."""
         for _ in range(iterations):
             self.last.release()
             self.place = (self.place + 1) % len(self.copies)
@@ -107,8 +102,8 @@ def chained_run(
 ) -> tuple[ClockRun | None, dict[str, Any]]:
     """Return the run of the chained clock, or None, and its columns: the number of copies, or why it doesn't run.
 
-    Collective. The session is the first copy, of which `step` is timed. An iteration takes `step_ms`, and `peak_gib` in
-    addition to its inputs. Beside `interleaved` cells, the copies take at most a quarter of the free memory.
+    The session is the first copy, of which `step` is timed. An iteration takes `step_ms`, and `peak_gib` beyond its
+    inputs. Beside `interleaved` cells, the copies take at most a quarter of the free memory. Collective.
     """
     device, on_gpu = context.device, context.device.type == "cuda"
     one_use = settings.fresh or session.overwrites_inputs

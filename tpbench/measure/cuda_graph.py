@@ -43,8 +43,7 @@ def capture(
     graphs may share that do not run at the same time.
     """
     graph = torch.cuda.CUDAGraph()
-    # A collection of garbage may free symmetric memory, which waits for the device and so invalidates a capture.
-    collects_garbage = gc.isenabled()
+    collects_garbage = gc.isenabled()  # which may free symmetric memory, and so wait for the device
     gc.collect()
     gc.disable()
     # torch keeps one workspace of cuBLAS for each stream, and frees it with any graph that was captured on the stream,

@@ -1,7 +1,4 @@
-"""Clocks of this rank's GPU, why they were lowered, and work on other GPUs of the host, as NVML reports them.
-
-Without NVML nothing is known.
-"""
+"""Clocks of this rank's GPU, why they were lowered, and work on other GPUs of the host, as NVML reports them."""
 
 import time
 from collections import Counter
@@ -46,10 +43,7 @@ class ClockWatch:
         self.clocks_mhz = {} if None in clocks.values() else clocks
 
     def columns(self, context: Context) -> dict[str, Any]:
-        """Return the clocks of this rank after the timed iterations, why those of any rank were lowered, and `beside`.
-
-        Collective.
-        """
+        """Return the clocks of this rank, why those of any rank were lowered, and `beside`. Collective."""
         least_ns = THROTTLED_SHARE * self._watched_s * 1e9
         applied = [self._violated_ns[reason] > least_ns for reason in THROTTLE_REASONS]
         *on_ranks, knows, beside = gather_numbers([*applied, bool(self._violated_ns), self.beside], context)
@@ -60,7 +54,6 @@ class ClockWatch:
         return columns | {"throttle_reasons": " ".join(names) or "none"}
 
     def _has_work(self, handle: Any) -> bool:
-        """Return whether another GPU computes. A process that only holds it, such as a notebook, disturbs nothing."""
         utilization = self._ask("DeviceGetUtilizationRates", handle)
         return utilization is not None and utilization.gpu > 0
 

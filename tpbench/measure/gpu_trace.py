@@ -37,8 +37,7 @@ TRACED_ITERATIONS, TRACED_S = 3, 1.0
 """Iterations that take longer than so many seconds together are traced once."""
 
 MOST_IDLE_OF_REPLAY = 0.5
-"""Idle share above which the trace of a long CUDA graph is incomplete: its kernels follow each other without the host.
-Seen on two H200s with the copies of `fsdp_dtensor_async`, torch 2.11."""
+"""Idle share above which the trace of a long CUDA graph is incomplete, as seen on two H200s with torch 2.11."""
 
 
 class Event(NamedTuple):
@@ -62,11 +61,9 @@ def keep_trace(step: Callable[[], None], context: Context) -> None:
 
 
 def busy_ms(events: Iterable[Event]) -> tuple[float, float]:
-    """Return the time in ms in which work other than communication runs, and in which only communication does.
-
-    A stream with nothing but copies counts as communication: a copy from a peer's memory may have any name.
-    """
+    """Return the time in ms in which work other than communication runs, and in which only communication does."""
     work = [event for event in events if not _LABEL.search(event.name)]
+    # A stream with nothing but copies counts as communication: a copy from a peer's memory may have any name.
     computing = {event.stream for event in work if not event.name.startswith("Memcpy")}
     other = [event for event in work if event.stream in computing and not _COMMUNICATION.search(event.name)]
     other_ms = _covered_ms(other)
@@ -110,10 +107,7 @@ def bottleneck_columns(
 def _busy_by_trace(
     step: Callable[[], None], restore: Callable[[], None], wall: WallTimer, context: Context, time_ms: float
 ) -> tuple[float, float] | None:
-    """Return the median times of `busy_ms` on the rank that communicates least, because the others wait for it.
-
-    None without CUPTI.
-    """
+    """Return the medians of `busy_ms` on the rank that communicates, so waits, least. None without CUPTI."""
     iterations = TRACED_ITERATIONS if time_ms * TRACED_ITERATIONS <= TRACED_S * 1e3 else 1
     busy = [busy_ms(iteration) for iteration in _traced(step, restore, wall, iterations, context)]
     here = [median(times) for times in zip(*busy, strict=True)] or [np.nan, np.nan]

@@ -19,10 +19,7 @@ PACKAGE = Path(tpbench.__file__).parent
 
 @functools.cache
 def kernels_version(files: tuple[Path, ...], package: Path = PACKAGE) -> str | None:
-    """Return the version of the kernels that these files import, or None if they import no Triton kernel of tpbench.
-
-    `package` is the folder of tpbench.
-    """
+    """Return the version of the kernels that these files import, or None if they import no Triton kernel of tpbench."""
     modules: dict[Path, tuple[list[Path], bool, str]] = {}
     waiting = [path for file in files for path in _module(file, package)[0]]
     while waiting:
@@ -38,10 +35,7 @@ def kernels_version(files: tuple[Path, ...], package: Path = PACKAGE) -> str | N
 
 @functools.cache
 def _module(path: Path, package: Path) -> tuple[list[Path], bool, str]:
-    """Return the files of tpbench that a module imports, whether it imports triton, and the hash of its code.
-
-    JSON files that the code names belong to the code.
-    """
+    """Return the files of tpbench that a module imports, whether it imports triton, and a hash of its code and JSON."""
     tree = ast.parse(path.read_bytes())
     tree.body = [node for node in tree.body if getattr(getattr(node, "test", None), "id", "") != "TYPE_CHECKING"]
     nodes = list(ast.walk(tree))

@@ -1,7 +1,6 @@
 """The cost of a late rank for the others: their own time, and that of work on another stream of their GPUs.
 
-The last rank starts each iteration some time after the others. Those have to wait for it. An exchange inside a kernel
-keeps the multiprocessors while it waits, an exchange between kernels leaves them to other streams.
+An exchange inside a kernel keeps the multiprocessors while it waits, one between kernels leaves them to other streams.
 """
 
 import time

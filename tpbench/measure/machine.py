@@ -31,11 +31,8 @@ KNOWN_GPUS = {"A100": (79.2, 2039.0), "H100": (79.2, 3350.0), "H200": (139.8, 48
 
 
 def known_gpu(name: str) -> tuple[float, float] | None:
-    """Return memory in GiB and datasheet bandwidth in GB/s of a GPU whose name contains that of a known one.
-
-    PCIe cards and NVL pairs have other memory than SXM modules: None.
-    """
-    if re.search("PCIE|NVL", name.upper()):
+    """Return memory in GiB and datasheet bandwidth in GB/s of a GPU whose name contains that of a known one."""
+    if re.search("PCIE|NVL", name.upper()):  # they have other memory than SXM modules
         return None
     return next((facts for known, facts in KNOWN_GPUS.items() if known in name.upper()), None)
 
@@ -179,9 +176,8 @@ def _state(root: Path, *options: str) -> dict[str, Any]:
     # A git hook has variables such as GIT_DIR, of another repository.
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     git = functools.partial(subprocess.check_output, cwd=root, env=env, stderr=subprocess.DEVNULL, text=True)
-    try:
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
         commit = git(["git", "rev-parse", "HEAD"])
         status = git(["git", "--no-optional-locks", "status", "--porcelain", *options])
-    except (OSError, subprocess.CalledProcessError):
-        return {}
-    return {"git_commit": commit.strip(), "git_dirty": bool(status.strip())}
+        return {"git_commit": commit.strip(), "git_dirty": bool(status.strip())}
+    return {}

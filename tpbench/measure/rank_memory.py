@@ -20,9 +20,7 @@ _UNITS = {None: 1, "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 
 def limit(device: torch.device, wanted_gib: float | None, ranks_here: int) -> float:
     """Limit the memory that this rank may allocate from now on, and return the limit in GiB.
 
-    On a GPU this sets the fraction of torch's allocator, by default the whole memory. On a CPU the data segment
-    (RLIMIT_DATA) may grow by the limit, by default this rank's share of the free memory: a larger allocation raises an
-    error.
+    By default it is the whole memory of a GPU, or this rank's share of a CPU's free memory (RLIMIT_DATA).
     """
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory / 2**30
@@ -52,8 +50,7 @@ def available_bytes(device: torch.device) -> int:
         allowed = int(torch.cuda.get_per_process_memory_fraction(device) * total)
         return min(free, allowed - torch.cuda.memory_reserved(device))
     soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
-    free = int(machine.available_memory_gib() * 2**30)
-    used = _status_bytes("VmData")
+    free, used = int(machine.available_memory_gib() * 2**30), _status_bytes("VmData")
     return free if soft == resource.RLIM_INFINITY or math.isnan(used) else int(max(0, min(free, soft - used)))
 
 
@@ -79,8 +76,7 @@ class IterationMemory:
     """The memory of each iteration on this rank in GiB, above `above` bytes, and what is held at its end.
 
     It is the memory of torch's allocator on a GPU, and on a CPU the RAM of the process, or NaN. An iteration lasts from
-    one call of `begin` to the next, or to `end`, which do not wait for a GPU. A CUDA graph keeps `graph_gib`, which the
-    allocator does not count between replays.
+    one call of `begin` to the next, or to `end`. torch doesn't count `graph_gib` of a CUDA graph between replays.
     """
 
     def __init__(self, device: torch.device, above: int, graph_gib: float = 0.0) -> None:

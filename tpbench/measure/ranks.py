@@ -16,10 +16,7 @@ def gather_number(value: float, context: Context) -> list[float]:
 
 
 def gather_numbers(values: Sequence[float], context: Context) -> list[np.ndarray[Any, Any]]:
-    """Return one array for each of this rank's numbers: that number on every rank, (world_size,) float64.
-
-    Collective. All ranks pass equally many numbers.
-    """
+    """Return for each of this rank's numbers an array: that number on every rank, (world_size,) float64. Collective."""
     numbers = torch.tensor(values, dtype=torch.float64)
     by_rank = [torch.empty_like(numbers) for _ in range(context.world_size)]
     dist.all_gather(by_rank, numbers)

@@ -21,10 +21,7 @@ SHARD_BYTES = {"cuda": 2**26, "cpu": 2**20}
 
 
 def copy_gb_per_s(device: torch.device) -> float:
-    """Measure a large copy within each rank's memory, in 1e9 bytes read and written per second. Collective.
-
-    All ranks copy at once, because on a CPU they share the memory bandwidth. The result is that of the slowest rank.
-    """
+    """Return the 1e9 bytes per second, read and written, of large copies by all ranks at once, on the slowest rank."""
     source = torch.ones(BYTES[device.type] // 2, dtype=torch.int8, device=device)
     target = torch.empty_like(source)
     dist.barrier()

@@ -1,7 +1,4 @@
-"""Measure one cell on one rank: first pass, check, the clocks until the medians are precise, and a row's columns.
-
-Columns about the GPUs of a cell are missing on a CPU.
-"""
+"""Measure one cell on one rank: first pass, check, the clocks until the medians are precise, and a row's columns."""
 
 import contextlib
 import gc
@@ -30,9 +27,8 @@ class Cell:
     """A cell while it is measured on this rank: `begin`, then rounds if it is interleaved, then `finish`.
 
     The first pass compiles and fills caches. The second pass is checked, and its peak memory is stored. Then all clocks
-    time further iterations: of a cell by itself until its medians are precise, of an interleaved one in rounds between
-    those of other cells. A session with a schedule runs exactly the iterations of its schedule instead. All methods are
-    collective.
+    time further iterations, by themselves or in rounds between those of other cells. A session with a schedule runs
+    exactly its iterations instead. All methods are collective.
     """
 
     def __init__(
@@ -47,8 +43,7 @@ class Cell:
         """Set the session up.
 
         Args:
-            set_up: sets the variant up on this rank, as an `AuditedSession` or a session with a schedule. The chained
-                clock calls it again for copies of the inputs.
+            set_up: returns an `AuditedSession` or a session with a schedule, and for the chained clock further copies.
             settings: how to measure. `fresh` always holds for a variant from outside this package.
             copy_gb_per_s: copy bandwidth of this machine in 1e9 bytes per second, for the floor.
             interpreted: True if Triton's interpreter runs the kernels. A first pass that exceeds the time budget is
@@ -102,10 +97,7 @@ class Cell:
         return replace(self.verdict, columns={**self.columns, **self.verdict.columns})
 
     def request(self) -> RoundRequest:
-        """Wait for the next round, and return how much the cell needs it. Rank 0 decides, also on its iterations.
-
-        A cell that waits holds only its inputs, as they were, and its graph.
-        """
+        """Return how much the cell needs the next round, by rank 0. While it waits it holds only inputs and graph."""
         for run in self.runs.values():
             run.session.restore()
             run.session.release()
@@ -176,10 +168,7 @@ class Cell:
         self._add_details()
 
     def _first_passes(self) -> tuple[float, bool]:
-        """Run the first pass and the one that is checked, and capture the CUDA graph if one is asked for.
-
-        Returns the peak memory of the checked pass on this rank in GiB, and whether a pass ran before it.
-        """
+        """Run the first passes. Return the last one's peak memory on this rank in GiB, and whether another one ran."""
         peak_gib = self._one_pass("first pass")
         if self.interpreted and self.last_ms.max() / 1e3 > self.settings.time_budget_s:
             return peak_gib, False
@@ -201,7 +190,7 @@ class Cell:
         return peak.peak_gib[0]
 
     def _check(self, peak_gib: float, **columns: bool) -> Verdict:
-        """Compare the last iteration with the oracle. Add its memory, costs and compile times, and known columns."""
+        """Compare the last iteration with the oracle. Add its memory, costs, compile times, and these columns."""
         self.context.say("checking")
         verdict: Verdict = self.session.check()
         peaks = gather_number(peak_gib, self.context)
@@ -211,10 +200,7 @@ class Cell:
         return verdict
 
     def _run_schedule(self, schedule: IterationSchedule) -> None:
-        """Check and time a session whose iterations depend on the ones before.
-
-        Each iteration runs once, timed by wall clock and, on a GPU, by events without launches queued ahead.
-        """
+        """Run each iteration of a schedule once, timed by wall clock and, on a GPU, by events, and check them all."""
         session, context = self.session, self.context
         self.columns["not_chained"] = "each iteration continues the one before"
         context.say("warming up")
@@ -247,10 +233,7 @@ class Cell:
             self._add_details()
 
     def _gpu_columns(self, iterations: int) -> dict[str, Any]:
-        """Return the clocks of the GPU, and the host time until the call of a step returned, of the last iterations.
-
-        With a CUDA graph the step is its replay. On a CPU there are none, because the call itself computes.
-        """
+        """Return the clocks of a GPU, and the host time until the call of a step returned, of the last iterations."""
         if not self.on_gpu:
             return {}
         launches = gather_numbers(self.wall.launches_ms[-iterations:], self.context)

@@ -1,7 +1,4 @@
-"""Statistics of samples for the columns of a row, and the rule by which a cell is bound by the host.
-
-Reports use the rule, so nothing here imports torch. scipy's import would cost every rank half a second.
-"""
+"""Statistics of samples, without torch and scipy, and the rule by which a cell is bound by the host."""
 
 import functools
 from collections.abc import Sequence

@@ -1,7 +1,4 @@
-"""When a clock has timed enough iterations: of a cell by itself, and in rounds between those of other cells.
-
-Interleaved cells run in the same processes. A cell that waits keeps its inputs in memory and runs nothing.
-"""
+"""When a clock has timed enough iterations: of a cell by itself, and in rounds between those of other cells."""
 
 import itertools
 import random

@@ -73,10 +73,7 @@ def do_nothing() -> None:
 
 
 class Timer(ABC):
-    """Times iterations on this rank. Collective: all ranks time the same number of iterations.
-
-    Each iteration starts with all ranks lined up and a cold L2 cache.
-    """
+    """Times iterations on this rank, each from lined-up ranks and a cold L2 cache on. Collective."""
 
     def __init__(self, device: torch.device, cache: Tensor) -> None:
         """`cache`: written before each iteration. An empty one leaves the caches as they are."""
@@ -135,8 +132,7 @@ class WallTimer(Timer):
 class DeviceTimer(Timer):
     """Device time by CUDA events, which enclose only the step.
 
-    The host queues each whole iteration while the device sleeps, so that launch times do not show. The device then
-    flushes L2 and lines the ranks up: a late host would otherwise count as communication.
+    The host queues each iteration while the device sleeps, so that launches and late hosts do not show.
     """
 
     def interleaved(self, timed: Sequence[Timed], iterations: int) -> list[list[float]]:
@@ -158,7 +154,6 @@ class DeviceTimer(Timer):
         return [[ms_between(*pair) for pair in pairs] for pairs in marks]
 
     def _enqueue_s(self, step: Callable[[], None]) -> float:
-        """Host seconds to queue one iteration, on the slowest rank: the sleep must cover them."""
         synchronize(self.device)
         began = time.perf_counter()
         step()
@@ -183,10 +178,7 @@ class Stopwatch:
         return median(self.interleaved_ms((step, restore), on_host=on_host)[0])
 
     def interleaved_ms(self, *timed: Timed, iterations: int | None = None, on_host: bool = False) -> list[list[float]]:
-        """Return the slowest rank's time of each iteration, for several steps timed in ABBA order.
-
-        A GPU at its power limit lowers its clock over time, so that only times of the same moment are comparable.
-        """
+        """Return the slowest rank's time of each iteration, for several steps in ABBA order, as clocks change."""
         timer = self._timer(on_host)
         last_ms = [timer.samples(step, restore, WARMUP_ITERATIONS)[-1] for step, restore in timed]
         if iterations is None:
@@ -195,9 +187,9 @@ class Stopwatch:
         return [_slowest(samples) for samples in timer.interleaved(timed, iterations)]
 
     def chained_ms(self, *timed: Timed, iterations: int | None = None) -> list[list[float]]:
-        """Return the wall time of a step back to back with others and their `restore`, for each block of steps.
+        """Return the wall time of a step back to back with others, with `restore`, in alternating blocks of steps.
 
-        The blocks of several steps alternate. All have as many iterations: `CHAINED_MS` of the first step.
+        All blocks have as many iterations: `CHAINED_MS` of the first step.
         """
         first_ms = self.ms(*timed[0], on_host=True)
         count = max(2, min(ITERATIONS["cuda"], int(CHAINED_MS / first_ms)))
@@ -212,10 +204,7 @@ class Stopwatch:
         return [[block_ms / count for block_ms in of_step] for of_step in samples]
 
     def blocks_ms(self, *timed: Timed, iterations: int) -> list[list[float]]:
-        """Return the times of each step in blocks of its own, in ABBA order of blocks.
-
-        The first half of each block does not count, until the clock of a GPU at its power limit is that of the step.
-        """
+        """Return each step's times in the second half of blocks of its own, when a GPU's clock has followed it."""
         timer = self._timer(False)
         samples: list[list[float]] = [[] for _ in timed]
         for index in abba_order(len(timed), 2):
