@@ -80,9 +80,7 @@ class TorchrunLauncher(Launcher):
         """Compose every job before the first one runs, so that a mistake in the last one is reported at once."""
         _check_roots(self.config, self.config.hydra.runtime.choices)
         _check_hydra(OmegaConf.to_container(self.config.hydra))
-        arguments.check_each(
-            arguments.parse_overrides(list(dict.fromkeys(line for lines in job_overrides for line in lines)))
-        )
+        arguments.check_overrides(dict.fromkeys(line for lines in job_overrides for line in lines))
         jobs = dict.fromkeys(job for lines in job_overrides for job in self.composer.variants_of(lines))
         if not jobs:
             raise JobError("the sweep has no cells: some name has no values")

@@ -9,13 +9,9 @@ from omegaconf import OmegaConf
 from tests.support import composed_jobs
 from tpbench.launcher.command_line.arguments import (
     accepted_by_hydra,
-    check_each,
     check_overrides,
     chosen_fields,
-    config_folders,
     for_hydra,
-    options_first,
-    parse_overrides,
     rewritten,
 )
 from tpbench.launcher.sweep import SweepComposer, _check_names, _check_roots
@@ -51,13 +47,15 @@ def test_texts_are_quoted_for_hydra_and_fields_are_forced(argument: str, accepte
 @pytest.mark.parametrize(
     ("arguments", "ordered"),
     [
-        (["seed=1,2", "-m", "tp_size=2"], ["-m", "seed=1,2", "tp_size=2"]),
-        (["seed=1", "--cfg", "job", "tp_size=2", "--resolve"], ["--cfg", "job", "--resolve", "seed=1", "tp_size=2"]),
-        (["~width", "--multirun", "-m", "+experiment=peers"], ["--multirun", "-m", "~width", "+experiment=peers"]),
+        (["seed=1,2", "-m", "tp_size=2"], ["-m", "++seed=1,2", "++tp_size=2"]),
+        (
+            ["seed=1", "--cfg", "job", "tp_size=2", "--resolve"],
+            ["--cfg", "job", "--resolve", "++seed=1", "++tp_size=2"],
+        ),
     ],
 )
 def test_options_may_stand_between_overrides(arguments: list[str], ordered: list[str]) -> None:
-    assert options_first(arguments) == ordered
+    assert for_hydra(arguments)[:-1] == ordered
 
 
 @pytest.mark.parametrize(
@@ -66,18 +64,14 @@ def test_options_may_stand_between_overrides(arguments: list[str], ordered: list
         (["--multirun=true", "seed=1"], "argument --multirun/-m: ignored explicit argument 'true'"),
         (["seed=1", "--cfg", "tp_size=2"], "argument --cfg/-c: invalid choice: 'tp_size=2'"),
         (["--config-dir"], "argument --config-dir/-cd: expected one argument"),
+        (["--config-dir=nowhere"], "no such folder of configuration files: nowhere"),
+        (["-x"], "no such option: -x"),
     ],
 )
 def test_a_wrong_value_of_an_option_is_named(arguments: list[str], message: str) -> None:
     with pytest.raises(JobError) as caught:
-        options_first(arguments)
+        for_hydra(arguments)
     assert str(caught.value).startswith(message)
-
-
-def test_the_folder_of_configuration_files(tmp_path: Path) -> None:
-    assert config_folders(["-cd", str(tmp_path), "shape=mine"])[1:] == [tmp_path]
-    with pytest.raises(JobError, match=r"no such folder of configuration files: .*nowhere"):
-        config_folders(["--config-dir=nowhere"])
 
 
 def test_a_group_at_the_root_of_a_file_is_refused() -> None:
@@ -98,24 +92,18 @@ def test_a_name_in_a_file_that_is_no_field_is_refused() -> None:
 @pytest.mark.parametrize(
     ("argument", "written"),
     [
-        ("block_cap=choice(4096,8192)", "block_cap=4096,8192"),
-        ("model=./one,/models/two", "model_dir=./one,/models/two"),
+        ("model=/models/one,/two", "model=|models|one,|two"),
         ("model=qwen3_8b,llama3_8b", "model=qwen3_8b,llama3_8b"),
         ("model=Qwen/Qwen3-0.6B,meta-llama/Llama-3.1-8B", "model=qwen3_0p6b,llama3_8b"),
         ("model=meta-llama/Llama-3-8B,meta-llama/Meta-Llama-3-8B", "model=llama3_0_8b,llama3_0_8b"),
         ("model=Qwen/Qwen2.5-7B-Instruct", "model=qwen2p5_7b"),
-        ("model=Qwen/Qwen9-1B", "model_dir=Qwen/Qwen9-1B"),
+        ("model=Qwen/Qwen9-1B", "model=Qwen|Qwen9-1B"),
         ("hydra.launcher.partition=gpu", "hydra.launcher.partition=gpu"),
-        ("model=a,./b,c,/d", "model=a,c model_dir=null,./b,/d"),
+        ("model=a,/d", "model=a,|d"),
     ],
 )
-def test_lists_of_choices_units_and_models_are_written_out(argument: str, written: str) -> None:
+def test_ids_and_folders_of_models_become_choices(argument: str, written: str) -> None:
     assert " ".join(rewritten([argument])) == written
-
-
-def test_numbers_with_commas_are_refused() -> None:
-    with pytest.raises(JobError, match=r"^vocab=131,072: a number has no comma: write vocab=131072$"):
-        rewritten(["vocab=131,072"])
 
 
 def variants_of(shape: str, variant: str) -> list[str]:
@@ -139,21 +127,13 @@ def test_a_file_may_choose_all_variants() -> None:
     assert composer.variants_of(["variant=one"]) == [("variant=one",)]
 
 
-@pytest.mark.parametrize("line", ["variant=['a','b']", "loss=[a]", r"variant=folder/my.py\:one"])
-def test_what_an_experiment_must_not_sweep(line: str) -> None:
-    with pytest.raises(JobError, match=r"write several values as -m|only the command line may name a file"):
-        check_each(parse_overrides(["variant=a", "++tokens=[1,2]", line]))
-
-
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("measure.graph=true", "no field has a dot in its name: write graph=VALUE"),
-        ("loss=null", "loss=null is no choice"),
-        ("variant={a: 1}", "variant={a: 1} is no choice"),
-        ("experiment=tp_entropy_loss", r"with a plus: \+experiment=tp_entropy_loss"),
+        ("loss=null", "loss=null is not one choice"),
+        ("variant={a: 1}", "variant={a: 1} is not one choice"),
+        ("variant=['a','b']", "write several as -m variant=A,B"),
         ("+experiment=[peers,profile]", "experiments run one after the other"),
-        ("seed=range(3,3)", r"seed=range\(3,3\) has no values"),
         ("hydra.verbose=true", "hydra.verbose=true has no effect"),
         ("+hydra.job.env_set.X=7", "has no effect"),
     ],
@@ -207,17 +187,13 @@ def test_steps_of_the_older_benchmark_include_the_warm_up(steps: str) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("impl=fsdp variant=ddp", "variant=ddp and impl=fsdp both set variant: leave out one of them"),
+        ("impl=fsdp variant=ddp", "variant=fsdp and variant=ddp both set variant: leave out one of them"),
         ("seed=1 +seed=1", r"seed=1 and \+seed=1 both set seed: leave out one of them"),
-        ("no_vocab_parallel", "no_vocab_parallel has no value: write no_vocab_parallel=VALUE"),
-        (
-            "use_vocab_parallel=true no_vocab_parallel=true",
-            "use_vocab_parallel=true and no_vocab_parallel=true both set vocab_parallel: leave out one of them",
-        ),
+        ("use_vocab_parallel=true no_vocab_parallel=true", "both set vocab_parallel: leave out one of them"),
     ],
 )
 def test_a_field_is_set_once(line: str, message: str) -> None:
-    with pytest.raises(JobError, match=f"^{message}$"):
+    with pytest.raises(JobError, match=message):
         for_hydra(line.split())
 
 
@@ -234,34 +210,24 @@ def test_values_may_refer_to_others_and_to_hydras_own_configuration() -> None:
     assert composed(line, "loss=forward_kl")["output_dir"] == "o-0-forward_kl"
 
 
-RIGHT = "a value has no space around it, no comma at its end and one equals sign: write"
-EXPLANATIONS = {
-    "variant=pytorch_gather,": f"variant=pytorch_gather,: {RIGHT} variant=pytorch_gather",
-    "variant=a,,b": f"variant=a,,b: {RIGHT} -m variant=a,b",
-    "variant=triton_tp shape=tiny_tp2": "'variant=triton_tp shape=tiny_tp2' is one argument, because of quotes: "
-    "write 2 arguments, variant=triton_tp shape=tiny_tp2",
-    "tokens": "tokens has no value: write tokens=VALUE",
-    "lst": "'lst' has no value, did you mean list? (write NAME=VALUE, or several values as -m NAME=VALUE1,VALUE2; "
-    "commands: report, compare, history, predict, collect, compact, rows, list, doctor, docs, new, test, profile)",
-    "list": "list is a command: write it first, as python -m tpbench list ...",
-    "variant = a": f"variant = a: {RIGHT} variant=a",
-    "tokens==64": f"tokens==64: {RIGHT} tokens=64",
-    "seed=a=b": "seed=a=b: brackets and quotation marks must match, and a value with other characters of "
-    "special meaning is quoted twice: \"seed='a=b'\"",
-    "output_dir=it's": "output_dir=it's: brackets and quotation marks must match, and a value with other characters of "
-    "special meaning is quoted twice: \"output_dir='it\\'s'\"",
-    "-m seed=1,2": "'-m seed=1,2' is one argument, because of quotes: write 2 arguments, -m seed=1,2",
-}
-
-
-@pytest.mark.parametrize("argument", EXPLANATIONS)
-def test_each_mistake_has_its_explanation(argument: str) -> None:
-    with pytest.raises(JobError) as caught:
-        parse_overrides([argument])
-    assert str(caught.value) == EXPLANATIONS[argument]
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("variant=pytorch_gather,", "values are separated by single commas without spaces"),
+        ("variant=a,,b", "values are separated by single commas without spaces"),
+        ("tokens==64", "is not understood"),
+        ("output_dir=it's", r"is quoted|are quoted twice"),
+        ("tokens", r"'tokens' has no value \(write NAME=VALUE"),
+        ("no_vocab_parallel", "'no_vocab_parallel' has no value"),
+        ("lst", r"'lst' has no value, did you mean list\? .*commands come first: report, compare"),
+    ],
+)
+def test_what_is_no_override_is_explained(argument: str, message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        check_overrides([argument])
 
 
 def test_all_mistakes_come_at_once() -> None:
     with pytest.raises(JobError) as caught:
-        parse_overrides(["tokens=64", "lst", "tokens==64"])
-    assert str(caught.value).splitlines() == [EXPLANATIONS["lst"], EXPLANATIONS["tokens==64"]]
+        check_overrides(["tokens=64", "lst", "tokens==64"])
+    assert [line.partition(" ")[0] for line in str(caught.value).splitlines()] == ["'lst'", "tokens==64"]

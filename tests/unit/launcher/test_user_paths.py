@@ -61,7 +61,7 @@ def test_fields_functions_and_files_of_variants_follow_the_rule(monkeypatch: pyt
     monkeypatch.setenv("HOME", "/home/me")
     assert job(output_dir="~/x").output_dir == "/home/me/x"
     assert job(output_dir=2026).output_dir == "2026"
-    assert rewritten(["output_dir=~/x", "model=~/m,~/n"]) == [
+    assert rewritten(["output_dir=~/x", "model_dir=~/m,~/n"]) == [
         "output_dir=/home/me/x",
         "model_dir=/home/me/m,/home/me/n",
     ]

@@ -10,12 +10,18 @@ from typing import Any
 
 import pytest
 
+from tests.support import composed_jobs
 from tests.support.launcher_rows import FACTS, measured
 from tpbench.console import information
 from tpbench.job import parse_job
 from tpbench.launcher.attempt import new_task
 from tpbench.launcher.command_line import outside_choices
-from tpbench.launcher.command_line.arguments import check_overrides, rewritten
+from tpbench.launcher.command_line.arguments import (
+    accepted_by_hydra,
+    check_overrides,
+    overrides_of_cell,
+    rewritten,
+)
 from tpbench.launcher.planning.plan import Cell, Request, ThisHost, notes, plan
 from tpbench.launcher.planning.resume import decide
 from tpbench.outside import loading
@@ -63,7 +69,7 @@ def test_the_command_line_names_a_function_of_a_file(folder: Path) -> None:
     arguments = ["-m", "variant=../my_loss.py:fast_tp,triton_tp", "seed=1,2"]
     renamed = rewritten(arguments)
     assert renamed == ["-m", "variant=my_loss.py:fast_tp,triton_tp", "seed=1,2"]
-    check_overrides(renamed)
+    check_overrides(renamed[1:])
     found = outside_choices.command_line_variants["my_loss.py:fast_tp"]
     assert (found.path, found.line) == (str(folder / "my_loss.py"), 6)  # of the decorator
     assert found.variant.summary == "Add one to the shard."
@@ -73,15 +79,15 @@ def test_the_command_line_names_a_function_of_a_file(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    ["{folder}/my_loss.py:fast_tp", "'{folder}/my_loss.py:fast_tp'", "choice({folder}/my_loss.py:fast_tp,triton_tp)"],
+    ["{folder}/my_loss.py:fast_tp", "'{folder}/my_loss.py:fast_tp'", "{folder}/my_loss.py:fast_tp,triton_tp"],
 )
 def test_spellings(value: str, folder: Path) -> None:
     (folder / "with space=").mkdir()
     inside = folder / "with space="
     (inside / "my_loss.py").write_text(FILE.replace("from helper import NUMBER", "NUMBER = 7"))
     renamed = rewritten(["-m", "variant=" + value.format(folder=inside)])
-    assert renamed[1] == "variant=" + re.sub(r"/|choice\(|\)", "", value.format(folder=""))
-    check_overrides(renamed)
+    assert renamed[1] == "variant=" + re.sub(r"[/']", "", value.format(folder=""))
+    check_overrides(renamed[1:])
 
 
 MISTAKES = {
@@ -130,7 +136,7 @@ def test_a_function_without_the_decorator_is_told_how_to_name_its_workload(folde
 
 def test_two_files_with_one_name_are_refused(folder: Path) -> None:
     Path("my_loss.py").write_text(FILE.replace("from helper import NUMBER", "NUMBER = 7"))
-    with pytest.raises(JobError, match=r"have the same name in rows, my_loss\.py:fast_tp: rename one of the files"):
+    with pytest.raises(JobError, match=r"both declare my_loss\.py:fast_tp: rename one of them"):
         rewritten(["variant=my_loss.py:fast_tp,../my_loss.py:fast_tp"])
 
 
@@ -251,12 +257,15 @@ def test_a_function_of_a_file_as_the_loss(tmp_path: Path) -> None:
     """A loss's name in a problem has the hash of the file. Wrong names are refused without running the file."""
     file = tmp_path / "own.py"
     file.write_text("def cispo(logprobs, advantages, limit=5.0):\n    1 / 0\n\n\ndef other(logprobs, rewards): ...\n")
-    (loss, objective) = rewritten([f"loss=policy,{file}:cispo"])
-    assert loss == "loss=policy" and objective.startswith(f"objective=null,{file}:cispo@")
-    assert rewritten([f"loss={file}:cispo"])[0] == "loss=logprob"
-    assert loading.function_of(objective.removeprefix("objective=null,")).__name__ == "cispo"
+    values = composed_jobs.composed("variant=linear_tp", "shape=tiny_head_tp2", f"loss={file}:cispo")
+    assert values["loss"] == "logprob" and values["objective"].startswith(f"{file}:cispo@")
+    assert loading.function_of(values["objective"]).__name__ == "cispo"
     file.write_text(file.read_text() + "# changed\n")
-    assert rewritten([f"loss=policy,{file}:cispo"])[1] != objective
+    changed = composed_jobs.composed("variant=linear_tp", "shape=tiny_head_tp2", f"loss={file}:cispo")
+    assert changed["objective"] != values["objective"]
+    (line,) = rewritten([f"loss=policy,{file}:cispo"])
+    cell = overrides_of_cell(accepted_by_hydra(["variant=linear_tp", "loss=" + line.rpartition(",")[2]]))
+    assert cell == f"variant=linear_tp loss={file}:cispo"
     for name, message in (("cisp", "function in own.py is called cisp, did you mean cispo"), ("other", "rewards")):
         with pytest.raises(JobError, match=message):
             rewritten([f"loss={file}:{name}"])

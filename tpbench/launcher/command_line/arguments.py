@@ -3,7 +3,6 @@
 The names of fields are checked where jobs are made of them (`tpbench.job.parse_job`).
 """
 
-import math
 import re
 import shlex
 from argparse import Namespace
@@ -13,11 +12,11 @@ from typing import NoReturn, get_type_hints
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
+from hydra.core.override_parser.types import Override, RangeSweep
 from hydra.errors import OverrideParseException
 
 from tpbench.job import Job
-from tpbench.launcher.command_line.outside_choices import command_line_variants, name_in_rows
+from tpbench.launcher.command_line.outside_choices import choice_name, command_line_variants, typed_choices
 from tpbench.launcher.options import (
     CODE,
     COMMANDS,
@@ -28,33 +27,19 @@ from tpbench.launcher.options import (
     SweepOptions,
     aliases,
     command_line_names,
-    read_choice,
 )
 from tpbench.measure.session import MeasureSettings
-from tpbench.outside import source
 from tpbench.settings import JobError, is_text, user_path
 from tpbench.suggestions import SYNONYMS, nearest, printable
 from tpbench.workloads import workloads
-from tpbench.workloads.losses import OBJECTIVE_PARAMETERS
 
 typed: list[str] = []
 """The command line as the user typed it. `sys.argv` holds the one that Hydra gets."""
 
-user_files: dict[str, str] = {}
-"""The models and losses of user's files that this process's command line has named: the field's value, and what a user
-types for it."""
-
 MAX_CELLS = 10_000
-"""Most cells of one sweep. Every cell is composed before the first one runs, in about 60 ms each."""
+"""Most values of a range. Every cell is composed before the first one runs, in about 60 ms each."""
 
-_SEVERAL = re.compile(r"\s+(?=[+~]*[\w./]+=)")
-"""White space before another NAME= within one argument."""
 _ENVIRONMENT = re.compile(r"\$\{\s*oc\.(env|\$)")
-_CHOICE = re.compile(r"""[^,()\[\]{}'"\\]+""")
-"""A value among several: what Hydra's grammar separates by commas, brackets and quotation marks."""
-_WITH_COMMA = re.compile(r"(/[^'\"]*?,[^'\"]*?\.py):\w+")
-_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})*,0\d\d(?:,\d{3})*")
-"""A number with commas. No list of values has one that begins with 0."""
 _ELEMENT = re.compile(r"""'[^']*'|"[^"]*"|[^,'"]+""")
 """A text of several, with its quotation marks."""
 _PLAIN = re.compile(r"(?!(?:true|false|inf|nan)$)[A-Z_/][A-Z0-9_./:-]*", re.IGNORECASE)
@@ -64,16 +49,29 @@ _OF_HYDRA = re.compile(r"hydra[./]launcher\b|hydra\.(searchpath|mode)$")
 
 
 def for_hydra(arguments: Sequence[str]) -> list[str]:
-    """Return the command line as Hydra gets it. Raises JobError with a line for each mistake."""
+    """Return the command line as Hydra gets it. Raises JobError with a line for each mistake.
+
+    Options such as -m come first: Hydra's own parser rejects overrides after an option that follows an override.
+    """
     if (right := without_dashes(arguments)) != list(arguments):
         raise JobError(f"fields have no dashes in front: write python -m tpbench {shlex.join(right)}")
-    arguments = rewritten(options_first(without_aliases(arguments)))
-    check_overrides(arguments)
-    return [*accepted_by_hydra(arguments), "hydra.mode=MULTIRUN"]  # also for one job
+    arguments = without_aliases(arguments)
+    options, overrides = parse_options(arguments)
+    first = list(arguments)
+    for override in overrides:
+        first.remove(override)
+    overrides = rewritten(overrides, config_folders(options))
+    given: dict[str, str] = {}
+    for override in overrides:
+        name = override.partition("=")[0].lstrip("+")
+        if (other := given.setdefault(name, override)) is not override:
+            raise JobError(f"{other} and {override} both set {name}: leave out one of them")
+    check_overrides(overrides, options.multirun)
+    return [*first, *accepted_by_hydra(overrides), "hydra.mode=MULTIRUN"]  # also for one job
 
 
 def parse_options(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
-    """Return Hydra's options with the overrides, and unknown options. Raises JobError for a wrong value of one."""
+    """Return Hydra's options and the overrides. Raises JobError for an option that doesn't exist or has no value."""
     parser = get_args_parser()
 
     def raise_error(message: str) -> NoReturn:
@@ -81,29 +79,33 @@ def parse_options(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
 
     setattr(parser, "error", raise_error)  # noqa: B010  mypy forbids an assignment; argparse would print its own usage
     parsed, rest = parser.parse_known_intermixed_args(list(arguments))
-    return parsed, [each for each in rest if each.startswith("-")]
+    if unknown_options := [word for word in rest if word.startswith("-")]:
+        raise_error(f"no such option: {', '.join(unknown_options)}")
+    return parsed, list(parsed.overrides)
+
+
+def config_folders(options: Namespace) -> list[Path]:
+    """Return the folders of configuration files: the package's and that of --config-dir, which must exist."""
+    folders = [CONF, *map(Path, filter(None, [options.config_dir]))]
+    if not folders[-1].is_dir():
+        raise JobError(f"no such folder of configuration files: {folders[-1]}")
+    return folders
 
 
 def without_aliases(arguments: Sequence[str]) -> list[str]:
-    """Write other names of fields, which workloads declare, as the names here.
-
-    Raises JobError if one has no value, or if two arguments set one field by different names.
-    """
-    given = {argument.partition("=")[0].lstrip("+"): argument for argument in arguments}
+    """Write other names of fields, which workloads declare, as the names here."""
+    given = {argument.partition("=")[0] for argument in arguments}
     words: list[str] = []
     for argument in arguments:
-        name, _, value = argument.partition("=")
-        if name in aliases() and not value:
-            raise JobError(f"{name} has no value: write {name}=VALUE")
-        for meaning in aliases().get(name, "").split():
+        name, equals, value = argument.partition("=")
+        if not equals or name not in aliases():
+            words.append(argument)
+            continue
+        for meaning in aliases()[name].split():
             field, _, template = meaning.partition("=")
-            if field not in given:
-                given[field] = argument
+            if "{}" in template or field not in given:
                 values = dict.fromkeys(template.replace("{}", each) for each in value.split(","))
                 words.append(f"{field}={','.join(values)}")
-            elif "{}" in template:
-                raise JobError(f"{given[field]} and {argument} both set {field}: leave out one of them")
-        words += [] if name in aliases() else [argument]
     return words
 
 
@@ -130,210 +132,95 @@ def without_dashes(arguments: Sequence[str]) -> list[str]:
     return ["-m", *words] if several else words
 
 
-def options_first(arguments: Sequence[str]) -> list[str]:
-    """Return Hydra's options, such as -m, and after them all overrides.
+def rewritten(overrides: Sequence[str], folders: Sequence[Path] = (CONF,)) -> list[str]:
+    """Return the overrides with the names of choices that Hydra knows, in place of a user's files, folders and ids.
 
-    Hydra's own parser rejects overrides after an option that itself stands after an override.
-    """
-    parsed, _ = parse_options(arguments)
-    options = list(arguments)
-    for each in parsed.overrides:
-        options.remove(each)
-    return [*options, *parsed.overrides]
-
-
-def rewritten(arguments: Sequence[str]) -> list[str]:
-    """Return a command line with the names and numbers that Hydra and its files know.
-
-    A file of a variant becomes its name in rows (which is remembered), a model's id or folder the fields `model` or
-    `model_dir`, and a loss of a file the field `objective`. Raises JobError for a value that cannot be used.
+    `folders`: those of configuration files. Raises JobError for a file that cannot be used.
     """
     words: list[str] = []
-    for argument in arguments:
-        name, equals, value = argument.partition("=")
-        if name in ("model", "model_dir", "output_dir"):  # Hydra's grammar has no ~
-            value = ",".join(str(user_path(path)) if path.startswith("~") else path for path in value.split(","))
+    for override in overrides:
+        name, equals, value = override.partition("=")
         value = re.sub(r"^choice\(([^()]*)\)$", r"\1", value)
-        if name not in GROUPS and _THOUSANDS.fullmatch(value):
-            raise JobError(f"{argument}: a number has no comma: write {name}={value.replace(',', '')}")
-        if name == "variant":
-            value = _WITH_COMMA.sub(lambda path: name_in_rows(path[0]) if Path(path[1]).is_file() else path[0], value)
-            value = _CHOICE.sub(lambda choice: name_in_rows(choice[0]), value)
-        if name == "model" and "/" in value:
-            words += _model_and_folders(value, arguments)
-        elif name == "loss" and ".py:" in value:
-            words += _losses_and_functions(value)
-        else:
-            words.append(f"{name}{equals}{value}")
+        if name in ("variant", "model", "loss"):
+            file, _, function = value.rpartition(":")
+            is_path = Path(file).is_file() and "," not in function  # a single path may have a comma
+            values = [value] if is_path else value.split(",")
+            value = ",".join(choice_name(name, each.strip(" '\""), folders) or each for each in values)
+        elif name in ("model_dir", "output_dir"):  # Hydra's grammar has no ~
+            value = ",".join(str(user_path(path)) if path.startswith("~") else path for path in value.split(","))
+        words.append(f"{name}{equals}{value}")
     own = [variant.workload for variant in command_line_variants.values() if variant.definition]
     if own and not any(word.startswith("shape=") for word in words):
         words.append(f"shape={own[0]}")  # the shape of a workload from outside
     return words
 
 
-def _model_and_folders(value: str, arguments: Sequence[str]) -> list[str]:
-    """Return the overrides that `model=VALUE` stands for, if VALUE has an id of Hugging Face or a path to a folder.
+def check_overrides(arguments: Iterable[str], sweeps: bool = True) -> None:
+    """Raise JobError with a line for each override that Hydra doesn't understand, or that can mean nothing here.
 
-    The id `Qwen/Qwen3-8B` becomes `model=qwen3_8b`. A folder, and an id without a file in conf/model, becomes
-    a `model_dir`: `NAME,path/to/folder` becomes `model=NAME` and `model_dir=null,path/to/folder`. With several
-    names each folder is combined with each name. The resulting equal jobs run once.
+    `sweeps`: the command line has -m. An experiment is a sweep without it.
     """
-    choices = [file_of(choice, arguments) or choice if "/" in choice else choice for choice in value.split(",")]
-    names = [choice for choice in choices if "/" not in choice]
-    folders = [choice for choice in choices if "/" in choice]
-    overrides = [f"model={','.join(names)}"] if names else []
-    return [*overrides, f"model_dir={','.join(['null'] * bool(names) + folders)}"] if folders else overrides
-
-
-def _losses_and_functions(value: str) -> list[str]:
-    """Return the overrides that `loss=VALUE` stands for, if VALUE has functions of files, FILE.py:FUNCTION.
-
-    `policy,FILE.py:FUNCTION` becomes `loss=policy` and `objective=null,FILE.py:FUNCTION@VERSION`. An objective replaces
-    any other loss, and equal jobs run once.
-    """
-    names = [choice for choice in value.split(",") if ".py:" not in choice]
-    functions = []
-    for choice in value.split(","):
-        if choice not in names:
-            path, _, name = choice.rpartition(":")
-            functions.append(source.function(user_path(path, "the file of a loss"), name, OBJECTIVE_PARAMETERS))
-            user_files[functions[-1]] = f"loss={functions[-1].rpartition('@')[0]}"
-    return [f"loss={','.join(names or ['logprob'])}", f"objective={','.join(['null'] * bool(names) + functions)}"]
-
-
-def file_of(choice: str, arguments: Sequence[str] = ()) -> str | None:
-    """Return the name of the file in a conf/model that has the sizes of a model, given by its id, or None.
-
-    A tuned model has the sizes of its base. A folder of this name takes precedence.
-    """
-    if Path(choice).is_dir():
-        return None
-    for file in (file for folder in config_folders(arguments) for file in sorted((folder / "model").glob("*.yaml"))):
-        if {choice, choice.removesuffix("-Instruct")} & set(read_choice(file).get("hub_ids", ())):
-            return file.stem
-    return None
-
-
-def config_folders(arguments: Sequence[str]) -> list[Path]:
-    """Return the folders of configuration files: the package's and that of --config-dir, which must exist."""
-    folders = [CONF, *map(Path, filter(None, [parse_options(arguments)[0].config_dir]))]
-    if not folders[-1].is_dir():
-        raise JobError(f"no such folder of configuration files: {folders[-1]}")
-    return folders
-
-
-def check_overrides(arguments: Sequence[str]) -> None:
-    """Raise JobError with a line for each argument that Hydra would not understand, or that must not reach it."""
-    for argument in arguments:  # options of Hydra may have line breaks
-        rest = "".join(argument.split()) if argument.lstrip("+~").startswith("hydra") else argument
-        if not rest.isprintable():
-            raise JobError(f"an argument has characters that a terminal does not print: {printable(argument)}")
-    parsed, unrecognised = parse_options(arguments)
-    if unrecognised:
-        raise JobError(
-            "\n".join(f"no such option: {each} (python -m tpbench --help lists them)" for each in unrecognised)
-        )
-    overrides = parse_overrides(parsed.overrides)
-    given: dict[str, str] = {}
-    for each in overrides:
-        if (first := given.setdefault(each.key_or_group, str(each.input_line))) is not each.input_line:
-            raise JobError(f"{first} and {each.input_line} both set {each.key_or_group}: leave out one of them")
-    # An experiment is a sweep without -m.
-    sweeps = parsed.multirun or any(each.key_or_group in ("experiment", "hydra.mode") for each in overrides)
-    check_each(overrides, sweeps)
-    if (cells := math.prod(map(_count, overrides))) > MAX_CELLS:
-        raise JobError(f"this sweep has {cells} cells; one sweep has at most {MAX_CELLS}: divide it into several")
-
-
-def check_each(overrides: Iterable[Override], sweeps: bool = True) -> None:
-    """Raise JobError with a line for each mistake in overrides, of the command line or of a file. See `_errors`."""
-    if errors := [error for each in overrides for error in _errors(each, sweeps)]:
+    overrides = parsed_overrides(arguments)
+    sweeps = sweeps or any(override.key_or_group in ("experiment", "hydra.mode") for override in overrides)
+    mistakes = [_mistake(override, str(override.input_line), sweeps) for override in overrides]
+    if errors := list(filter(None, mistakes)):
         raise JobError("\n".join(dict.fromkeys(errors)))
 
 
-def parse_overrides(arguments: Sequence[str]) -> list[Override]:
+def parsed_overrides(arguments: Iterable[str]) -> list[Override]:
     """Return the parsed overrides. Raises JobError with one line for each argument that is not an override."""
     parser = OverridesParser.create()
     overrides, errors = [], []
-    for argument, accepted in zip(arguments, accepted_by_hydra(arguments), strict=True):
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
         try:
-            overrides += parser.parse_overrides([accepted])
+            overrides += parser.parse_overrides(accepted_by_hydra([argument]))
             overrides[-1].input_line = argument
         except OverrideParseException:
-            errors.append(_explanation(argument))
+            if equals:
+                value = value.replace("'", r"\'")
+                errors.append(
+                    f"{argument} is not understood: values are separated by single commas without spaces, brackets and "
+                    f"quotation marks match, and other special characters are quoted twice: \"{name}='{value}'\""
+                )
+            else:
+                names = {*COMMANDS, *aliases(), *command_line_names(), *GROUPS}
+                meant = "" if argument in names else nearest(argument, names)
+                form = "write NAME=VALUE, or several values as -m NAME=VALUE1,VALUE2"
+                errors.append(f"'{argument}' has no value{meant} ({form}; commands come first: {', '.join(COMMANDS)})")
     if errors:
         raise JobError("\n".join(dict.fromkeys(errors)))
     return overrides
 
 
-def _explanation(argument: str) -> str:
-    """Return what is wrong with an argument, and an argument that would be right."""
-    name, equals, value = argument.partition("=")
-    if len(parts := _several(argument)) > 1:
-        return f"'{argument}' is one argument, because of quotes: write {len(parts)} arguments, {shlex.join(parts)}"
-    if not equals:
-        if argument in COMMANDS:
-            return f"{argument} is a command: write it first, as python -m tpbench {argument} ..."
-        if argument in command_line_names() | set(GROUPS):
-            return f"{argument} has no value: write {argument}=VALUE"
-        meant, commands = nearest(argument, COMMANDS), ", ".join(COMMANDS)
-        several = "write NAME=VALUE, or several values as -m NAME=VALUE1,VALUE2"
-        return f"'{argument}' has no value{meant} ({several}; commands: {commands})"
-    values = [each.strip() for each in value.lstrip("=").split(",")]
-    right = f"{'-m ' * (len(list(filter(None, values))) > 1)}{name.strip()}={','.join(filter(None, values))}"
-    if any(values) and right.removeprefix("-m ") != argument:
-        return f"{argument}: a value has no space around it, no comma at its end and one equals sign: write {right}"
-    value = value.replace("'", r"\'")
-    special = "a value with other characters of special meaning is quoted twice"
-    return f"{argument}: brackets and quotation marks must match, and {special}: \"{name}='{value}'\""
-
-
-def _errors(override: Override, sweeps: bool) -> list[str]:
-    """Return what is wrong with an override. `sweeps`: its command line may have several values of a name."""
-    line, key, errors = str(override.input_line), str(override.key_or_group), []
+def _mistake(override: Override, line: str, sweeps: bool) -> str | None:
+    """Return why an override that Hydra understands can mean nothing here, or None. `sweeps`: several values may."""
+    key, value, is_sweep = str(override.key_or_group), override.value(), override.is_sweep_override()
     of_hydra = key.startswith("hydra")
     if of_hydra and not _OF_HYDRA.match(key):
-        errors.append(f"{printable(line)} has no effect: hydra/launcher, hydra.launcher.X, hydra.searchpath have one")
+        return f"{printable(line)} has no effect: hydra/launcher, hydra.launcher.X, hydra.searchpath have one"
     if CODE in line:
-        errors.append(f"{printable(line)}: {CODE} names Python code, which the command line may not")
+        return f"{printable(line)}: {CODE} names Python code, which the command line may not"
     if _ENVIRONMENT.search(line) and key != "output_dir" and not of_hydra:
         # The value would be in messages and in the rows.
-        errors.append(f'{printable(line)} reads a variable of the environment: let the shell do it, {key}="$NAME"')
-    if (override.is_sweep_override() or line == "variant=all") and not (sweeps or of_hydra):
-        errors.append(f"{line} is a sweep: add -m (python -m tpbench -m ...)")
-    if override.is_delete() and not of_hydra:
-        errors.append(f"{line} removes what every job needs: write {key}=VALUE")
-    if key == "workload":
-        errors.append("a workload is chosen by its variant and shape (python -m tpbench list WORKLOAD shows them)")
-    value = override.value()
-    if key == "experiment" and (override.is_sweep_override() or isinstance(value, list)):
-        errors.append(f"{line}: experiments run one after the other, each with a command of its own")
-    elif key in GROUPS and isinstance(value, list):
-        several = ",".join(map(str, value))
-        errors.append(f"{line}: write several values as -m {key}={several} (in an experiment: {key}: {several})")
-    elif key in GROUPS and (value is None or isinstance(value, dict)):
-        errors.append(f"{line} is no choice (python -m tpbench list shows them)")
-    if key == "variant" and isinstance(value, str) and ".py:" in value and value not in command_line_variants:
-        errors.append(f"variant={value}: only the command line may name a file, not a configuration file")
+        return f'{printable(line)} reads a variable of the environment: let the shell do it, {key}="$NAME"'
+    if (is_sweep or line == "variant=all") and not (sweeps or of_hydra):
+        return f"{line} is a sweep: add -m (python -m tpbench -m ...)"
     if "." in key and not of_hydra:
-        errors.append(f"{line}: no field has a dot in its name: write {key.rpartition('.')[2]}=VALUE")
-    if key == "experiment" and not override.is_add():
-        errors.append(f"experiments are added, with a plus: +{line.lstrip('+')}")
-    if _count(override) == 0:
-        errors.append(f"{line} has no values")
-    return errors
+        return f"{line}: no field has a dot in its name: write {key.rpartition('.')[2]}=VALUE"
+    if key == "workload":
+        return "a workload is chosen by its variant and shape (python -m tpbench list WORKLOAD shows them)"
+    if isinstance(value, RangeSweep) and abs((value.stop or 0) - (value.start or 0)) > MAX_CELLS * abs(value.step):
+        return f"{line} has more than {MAX_CELLS} values"
+    if key == "experiment" and (is_sweep or isinstance(value, list)):
+        return f"{line}: experiments run one after the other, each with a command of its own"
+    if key in GROUPS and (value is None or isinstance(value, (list, dict))):
+        return f"{line} is not one choice: write several as -m {key}=A,B (python -m tpbench list shows them)"
+    return None
 
 
-def _count(override: Override) -> int:
-    """Return the number of values of an override, without making them."""
-    value = override.value()
-    if isinstance(value, RangeSweep):
-        return max(0, math.ceil(((value.stop or 0) - (value.start or 0)) / (value.step or 1)))
-    return len(value.list) if isinstance(value, ChoiceSweep) else 1
-
-
-def accepted_by_hydra(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments as Hydra accepts them: `block_cap='4096'` and `++width=64`.
+def accepted_by_hydra(arguments: Iterable[str]) -> list[str]:
+    """Return overrides as Hydra accepts them: `block_cap='4096'` and `++width=64`.
 
     Texts that Hydra would take for numbers, or not at all, are quoted. Fields are forced, because Hydra first composes
     a job of the default variant, which may not have the field; `parse_job` checks their names.
@@ -343,7 +230,7 @@ def accepted_by_hydra(arguments: Sequence[str]) -> list[str]:
     for argument in arguments:
         name, equals, value = argument.partition("=")
         key = name.lstrip("+")
-        if key in texts and not re.search(r"[(\[{\\]", value) and len(_several(argument)) == 1:
+        if key in texts and not re.search(r"[(\[{\\]", value):
             value = _ELEMENT.sub(_quoted, value)
         is_field = re.fullmatch(r"(?!hydra)\w[\w.]*", key) and key not in GROUPS
         words.append(f"{f'++{key}' if is_field and equals else name}{equals}{value}")
@@ -365,16 +252,9 @@ def _text_fields() -> set[str]:
     return {name for name, _ in hints} - {name for name, hint in hints if not is_text(hint)} | {*GROUPS}
 
 
-def _several(argument: str) -> list[str]:
-    """Return the arguments that stand in one, because of quotes around all of them."""
-    parts = _SEVERAL.split(argument.strip())
-    following = {part.partition("=")[0].lstrip("+~") for part in parts[1:]}
-    return [argument] if following.isdisjoint(command_line_names() | set(GROUPS)) else parts
-
-
 def chosen_fields(overrides: Sequence[str]) -> list[str]:
     """Return the names that these overrides of one job set: fields, and groups of only some workloads, such as loss."""
-    keys = [each.key_or_group for each in OverridesParser.create().parse_overrides(list(overrides))]
+    keys = [override.lstrip("+").partition("=")[0] for override in overrides]
     return [key for key in keys if key not in ("variant", "shape", "experiment") and not key.startswith("hydra")]
 
 
@@ -384,12 +264,8 @@ def overrides_of_cell(lines: Sequence[str]) -> str:
     for line in lines:
         name, _, value = line.removeprefix("++").partition("=")
         value = re.sub(r"""^'([^'",\\()\[\]{}]*)'$""", r"\1", value)
-        if name == "variant" and value in command_line_variants:
-            value = f"{command_line_variants[value].path}:{command_line_variants[value].function}"
-        if value in user_files:
-            name, _, value = user_files[value].partition("=")
-            words = [word for word in words if not word.startswith(f"{name}=")]
-        elif name == "model_dir" and value != "null":
+        value = typed_choices.get((name, value), value)
+        if name == "model_dir" and value != "null":
             value = str(user_path(value).resolve())
         words += [f"{name}={value}"] if name not in SWEEP_OPTION_NAMES else []
     return shlex.join(words)

@@ -1,6 +1,7 @@
-"""Variants from outside this package that a command line names, as choices of Hydra's group `variant`."""
+"""Files and folders of a user that a command line names, as choices of Hydra's groups `variant`, `model` and `loss`."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,15 @@ from hydra.core.config_store import ConfigStore
 
 from tpbench.columns import type_of_hint
 from tpbench.job import Job
-from tpbench.launcher.options import GROUPS, SWEEP_OPTION_NAMES, aliases
+from tpbench.launcher.options import GROUPS, SWEEP_OPTION_NAMES, aliases, read_choice
 from tpbench.measure.session import MeasureSettings
+from tpbench.outside import source
 from tpbench.outside.variant import OutsideVariant, from_file, names_in
 from tpbench.results.read import LABEL
 from tpbench.results.schema import COMMON_COLUMNS, workload_columns
 from tpbench.settings import JobError, user_path
 from tpbench.workloads import NAMES, variants
+from tpbench.workloads.losses import OBJECTIVE_PARAMETERS
 
 SHARED_COLUMNS = {"seed": int, "tokens": int, "vocab": int, "dtype": str}
 """Columns of every row that hold fields of several workloads' problems, with their types."""
@@ -29,30 +32,79 @@ FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.py")
 command_line_variants: dict[str, OutsideVariant] = {}
 """The variants that this process's command line has named, by their names in rows."""
 
+typed_choices: dict[tuple[str, str], str] = {}
+"""By group and choice: what a user types in any folder for a choice that a command line has added."""
+user_files: set[str] = set()
+"""The models and losses of user's files that this process's command line has named, as values of their fields."""
 
-def name_in_rows(choice: str) -> str:
-    """Return the name in rows of a value of `variant=`. Remember the variant if it is from outside this package.
 
-    `FILE.py:all` means all variants of a file. Hydra then knows each as a choice of the group `variant`. Raises
-    JobError for a variant that cannot be used.
+def choice_name(group: str, typed: str, folders: Sequence[Path] = ()) -> str | None:
+    """Return the choice of a group that a user's file, folder or model's id means, and make it one for Hydra.
+
+    Return None for anything else. `FILE.py:all` means all variants of a file, separated by commas. Raises JobError for
+    a file that cannot be used.
     """
-    file, _, function = choice.strip().rpartition(":")
-    if function == "all" and file.endswith(".py") and "all" not in (names := names_in(user_path(file))):
-        return ",".join(name_in_rows(f"{file}:{name}") for name in names)
-    if choice in variants() or choice in command_line_variants or (outside := find_outside(choice)) is None:
-        return choice
-    known = command_line_variants.setdefault(outside.name, outside)
-    if known != outside:
-        raise JobError(
-            f"{known.path} and {outside.path} have the same name in rows, {outside.name}: rename one of the files"
-        )
+    path, _, name = typed.rpartition(":")
+    is_file = path.endswith(".py")
+    if group == "variant":
+        if is_file and name == "all" and "all" not in (names := names_in(user_path(path))):
+            return ",".join(filter(None, (choice_name(group, f"{path}:{name}") for name in names)))
+        if typed in variants() or typed in command_line_variants:
+            return typed
+        return None if (outside := find_outside(typed)) is None else _variant_name(outside)
+    if group == "loss" and is_file:
+        file = user_path(path, "the file of a loss").resolve()
+        function = source.function(file, name, OBJECTIVE_PARAMETERS)
+        return _added(group, f"{file}:{name}", {"loss": "logprob", "objective": function}, function)
+    if group == "model" and (is_file or "/" in typed):
+        file = user_path(path if is_file else typed)
+        model = f"{file.resolve()}:{name}" if is_file else str(file.resolve()) if file.exists() else typed
+        # The sizes of another model stand for those that follow from the folder or the file.
+        node = {"defaults": ["tiny_llama3", "_self_"], "model_dir": model}
+        return _file_of(typed, folders) or _added(group, model, node, model)
+    return None
+
+
+def _added(group: str, typed: str, node: dict[str, Any], value: str) -> str:
+    """Return the name of a new choice. `typed`: what a user types for it. `value`: that of the field with the file."""
+    name = typed.replace("/", "|")  # a name with a slash would be a file in a folder
+    ConfigStore.instance().store(name, {group: name} | node, group, "_global_")
+    typed_choices[group, name] = typed
+    user_files.add(value)
+    return name
+
+
+def _file_of(model_id: str, folders: Sequence[Path]) -> str | None:
+    """Return the name of the file in a conf/model that has the sizes of a model, given by its id, or None.
+
+    A tuned model has the sizes of its base. A folder of this name takes precedence.
+    """
+    files = [] if Path(model_id).is_dir() else [file for folder in folders for file in folder.glob("model/*.yaml")]
+    ids = {model_id, model_id.removesuffix("-Instruct")}
+    return next((file.stem for file in sorted(files) if ids & set(read_choice(file).get("hub_ids", ()))), None)
+
+
+def _variant_name(outside: OutsideVariant) -> str:
+    """Return the name in rows of a variant from outside, and make it a choice of Hydra's group `variant`.
+
+    A workload from outside is a shape without sizes. Raises JobError if the name means another variant already.
+    """
     for other in command_line_variants.values():
-        if other.workload == outside.workload and other.definition and other.definition != outside.definition:
-            raise JobError(
-                f"{other.path} and {outside.path} declare different workloads called {outside.workload}: "
-                "write Workload(..., name=...) in one of them"
-            )
-    register_choice(outside)
+        same_name = other.name == outside.name and other != outside
+        same_workload = other.workload == outside.workload and other.definition != outside.definition
+        if same_name or same_workload:
+            name = outside.name if same_name else outside.workload
+            raise JobError(f"{other.path} and {outside.path} both declare {name}: rename one of them")
+    node: dict[str, Any] = {"variant": outside.name}
+    if outside.definition:
+        _require_free_names(outside)
+        shape = {"shape_workload": outside.workload, "tp_size": None}
+        ConfigStore.instance().store(outside.workload, shape, "shape", "_global_")
+    else:
+        node["defaults"] = [f"/workload/{outside.workload}", "_self_"]
+    ConfigStore.instance().store(outside.name, node, "variant", "_global_")
+    command_line_variants[outside.name] = outside
+    typed_choices["variant", outside.name] = f"{outside.path}:{outside.function}"
     return outside.name
 
 
@@ -69,18 +121,6 @@ def find_outside(choice: str) -> OutsideVariant | None:
             f"(its variants: {', '.join(names_in(path)) or 'none'})"
         )
     return from_file(path, function)
-
-
-def register_choice(variant: OutsideVariant) -> None:
-    """Make the variant a choice of Hydra's group `variant`. A workload from outside is a shape without sizes."""
-    node: dict[str, Any] = {"variant": variant.name}
-    if variant.definition:
-        _require_free_names(variant)
-        shape = {"shape_workload": variant.workload, "tp_size": None}
-        ConfigStore.instance().store(variant.workload, shape, "shape", "_global_")
-    else:
-        node["defaults"] = [f"/workload/{variant.workload}", "_self_"]
-    ConfigStore.instance().store(variant.name, node, "variant", "_global_")
 
 
 def _require_free_names(variant: OutsideVariant) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol
 
 from tpbench import packages
 from tpbench.job import NOT_IN_KEY, Job, parse_job, unsupported_reason
-from tpbench.launcher.command_line.arguments import user_files
+from tpbench.launcher.command_line.outside_choices import user_files
 from tpbench.launcher.options import SWEEP_OPTION_NAMES, SweepOptions
 from tpbench.measure import machine
 from tpbench.outside.variant import OutsideVariant
