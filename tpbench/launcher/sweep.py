@@ -101,10 +101,10 @@ class TorchrunLauncher(Launcher):
         runner = self.runner(options)
         cells = plan(requests, runner.target, command_line_variants)
         if options.dry_run:
-            from tpbench.launcher.planning.forecast import dry_run_text, known_rows
+            from tpbench.launcher.planning.forecast import dry_run_text
 
             decisions = decide(cells, runner.facts) if options.resume else {}
-            print(dry_run_text(cells, decisions, runner.target, known_rows(cells), options.reuse), end="")
+            print(dry_run_text(cells, decisions, runner.target, options.reuse), end="")
             return
         if not packages.installed("torch"):  # the ranks import it, and this process does not
             raise ModuleNotFoundError(name="torch")

@@ -2,28 +2,21 @@
 
 from datetime import UTC, datetime
 
-import pandas as pd
-
 from tests.support import synthetic
 from tests.support.planned_jobs import job, train_job
 from tpbench.launcher.planning.forecast import dry_run_text
 from tpbench.launcher.planning.plan import Cell, OtherHost, ThisHost
 from tpbench.launcher.planning.resume import decide
-from tpbench.results.read import load
 
 HOST = ThisHost(4)
 
 
-NONE = pd.DataFrame()
-
-
 def text(*cells):
-    return dry_run_text(cells, {}, HOST, NONE)
+    return dry_run_text(cells, {}, HOST)
 
 
-def test_rows_tell_which_gather_runs_out_of_memory_on_another_gpu(tmp_path):
+def test_a_gather_runs_out_of_memory_on_another_gpu():
     """22 GiB are too little for 65536 tokens of 151936 columns. A job that shares processes starts none."""
-    rows = load(synthetic.write(synthetic.cells(), tmp_path))
     large = {"tokens": 65536, "vocab": 151936, "tp_size": 4}
     cells = [
         Cell(at, job(variant, **large, **limit), None)
@@ -32,7 +25,7 @@ def test_rows_tell_which_gather_runs_out_of_memory_on_another_gpu(tmp_path):
             ("triton_tp", {"seed": 1}),
         ])
     ]  # fmt: skip
-    lines = dry_run_text(cells, {}, OtherHost(8, gpu="H100"), rows, reuse=True).splitlines()
+    lines = dry_run_text(cells, {}, OtherHost(8, gpu="H100"), reuse=True).splitlines()
     assert ["runs out of memory: a rank needs at least " in line for line in lines[1:5]] == [True, True, False, False]
     assert "22 GiB free" in lines[1] and "77.2 GiB free" in lines[2] and lines[3].endswith("0.1 min")
 
@@ -44,17 +37,15 @@ class SmallGpus(ThisHost):
         return 10.0, None
 
 
-def test_a_plan():
+def test_a_plan(tmp_path):
     cells = [
-        Cell(0, job(), None),
+        Cell(0, job(output_dir=str(tmp_path)), None),
         Cell(1, job(tokens=2**18, tp_size=2), None),
         Cell(2, job(tp_size=8), skip_reason="needs 8 GPUs, found 4"),
     ]
-    row = {"key": cells[0].job.key, "status": "ok", "wall_s": 30.0, "start_s": None, "interleaved_cells": None}
-    row |= dict.fromkeys(
-        ("workload", "git_commit", "kernels_version", "variant_version", "package_versions", "started_at")
-    )
-    lines = dry_run_text(cells, {}, SmallGpus(4), pd.DataFrame([row])).splitlines()
+    of_cell = {"key": cells[0].job.key, "job": None, "wall_s": 30.0, "start_s": None, "interleaved_cells": None}
+    synthetic.write([next(iter(synthetic.cells())) | of_cell], tmp_path)
+    lines = dry_run_text(cells, {}, SmallGpus(4)).splitlines()
     assert "4 GPUs" in lines[1] and lines[1].endswith("0.5 min")
     assert "runs out of memory: a rank needs at least 32 GiB, 8 GiB free" in lines[2]
     assert lines[3].endswith("skipped: needs 8 GPUs, found 4")
@@ -79,9 +70,9 @@ def test_a_plan_to_resume_shows_which_cells_run_and_why(tmp_path):
     of_cell = {"key": cells[0].job.key, "job": None, "kernels_version": cells[0].job.kernels_version}
     fields = {**of_cell, "status": "ok", "finished_at": datetime.now(UTC)}
     synthetic.write([{**row, **fields} for row in list(synthetic.cells())[:1]], tmp_path)
-    lines = dry_run_text(cells[:2], decide(cells, {}), HOST, NONE).splitlines()
+    lines = dry_run_text(cells[:2], decide(cells, {}), HOST).splitlines()
     assert lines[1].endswith("  measured before")
     assert lines[2].endswith("0.6 min  missing: has no row yet")
     assert lines[-1].startswith("2 cells, 1 to run, about ")
-    nothing = dry_run_text(cells[:1], decide(cells, {}), HOST, NONE).splitlines()[-1]
+    nothing = dry_run_text(cells[:1], decide(cells, {}), HOST).splitlines()[-1]
     assert nothing == "1 cell, 0 to run. Nothing was run."

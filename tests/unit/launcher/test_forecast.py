@@ -5,17 +5,17 @@ import pytest
 from tests.support import synthetic
 from tests.support.planned_jobs import job, train_job
 from tpbench.job import parse_job
-from tpbench.launcher.planning.forecast import expected_seconds, known_rows, measured_seconds, shortage
+from tpbench.launcher.planning.forecast import expected_seconds, measured_seconds, shortage
 from tpbench.launcher.planning.plan import Cell, notes
 
 
 def test_a_job_that_ran_before_takes_as_long_again(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cell = Cell(0, job("triton_tp", vocab=32768, tp_size=1, output_dir=str(tmp_path / "out")), None)
-    assert measured_seconds(known_rows([cell])) == {}
+    assert measured_seconds([cell]) == {}
     of_cell = {"key": cell.job.key, "job": None, "wall_s": 34.0, "start_s": 4.0, "interleaved_cells": 3}
     synthetic.write([next(iter(synthetic.cells())) | of_cell], tmp_path / "out")
-    known = measured_seconds(known_rows([cell]))
+    known = measured_seconds([cell])
     assert expected_seconds(cell.job, known) == 14.0
     assert expected_seconds(cell.job, known, starts=False) == 10.0  # three cells shared 30 s
     assert expected_seconds(job(tp_size=16), known) == 34.0

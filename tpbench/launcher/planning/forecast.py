@@ -4,44 +4,30 @@ import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import pandas as pd
-
 from tpbench.job import Job
 from tpbench.launcher.planning.plan import Cell, PlanningTarget, is_long_on_cpu, notes
 from tpbench.launcher.planning.resume import ResumeDecision
-from tpbench.predict.cells import measured
-from tpbench.predict.model import VariantModel
 from tpbench.predict.target import RESERVE_GIB
-from tpbench.report.analysis.grid import column_name
-from tpbench.results.read import chosen_options, load
-from tpbench.settings import JobError, spelled
+from tpbench.results.read import load
 from tpbench.suggestions import memory_text
 from tpbench.tables import aligned_lines
-from tpbench.workloads.entropy_loss import WORKLOAD as ENTROPY_LOSS
-from tpbench.workloads.entropy_loss.cost_model import size_of
 
 START_S = {"cuda": 25.0, "cpu": 10.0}
 """By device, the seconds to start the processes of a job and import torch, if no row says better."""
 
 
-def known_rows(cells: Sequence[Cell]) -> pd.DataFrame:
-    """Return rows of the cells' output folders and the reference rows."""
+def measured_seconds(cells: Sequence[Cell]) -> dict[str, tuple[float, float]]:
+    """Return by the keys of jobs the seconds that each took by itself, and those of the start of its processes.
+
+    They are in the rows of the cells' output folders and in the reference rows. Cells that were interleaved share the
+    time of their group.
+    """
     folders = {*(cell.job.output_dir for cell in cells), "outputs/reference"}
-    existing = [folder for folder in folders if Path(folder).exists()]
-    if not existing:
-        return pd.DataFrame()
+    if not (existing := [folder for folder in folders if Path(folder).exists()]):
+        return {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return load(existing)
-
-
-def measured_seconds(rows: pd.DataFrame) -> dict[str, tuple[float, float]]:
-    """Return the seconds that jobs took by themselves, by their keys, and those of the start of their processes.
-
-    Cells that were interleaved share the time of their group.
-    """
-    if rows.empty:
-        return {}
+        rows = load(existing)
     last = rows[rows["status"].isin(["ok", "oom"])].drop_duplicates("key", keep="last").set_index("key")
     last = last[last["wall_s"].notna()]
     start_s = last["start_s"].astype(float).fillna(0.0)
@@ -64,38 +50,13 @@ def expected_seconds(job: Job, measured: Mapping[str, tuple[float, float]], *, s
     return min(work_s + start_s * starts, job.timeout_s)
 
 
-def measured_needs(cells: Sequence[Cell], rows: pd.DataFrame) -> dict[int, float]:
-    """Return by a cell's index the GiB that a rank needs, inputs included, where rows of its variant tell the peak."""
-    wanted = {
-        cell.index: size
-        for cell in cells
-        if cell.job.workload is ENTROPY_LOSS and cell.job.device == "cuda" and (size := size_of(cell.job.flat()))
-    }
-    if not wanted or rows.empty:
-        return {}
-    try:
-        known = measured(rows).cells
-    except JobError:  # no row of a GPU
-        return {}
-    needs: dict[int, float] = {}
-    for cell in cells:
-        row = {name: spelled(value) if name == "block_cap" else value for name, value in cell.job.flat().items()}
-        label = column_name((row["variant"], *chosen_options(row, ENTROPY_LOSS)))
-        own = [one for one in known if one.label == label]
-        if cell.index in wanted and own:
-            peak_gib = VariantModel(label, own).value("peak_gib", wanted[cell.index])
-            needs |= {cell.index: wanted[cell.index].inputs_gib + peak_gib} if peak_gib is not None else {}
-    return needs
-
-
-def shortage(job: Job, gpu_gib: float | None, cpu_gib: float | None, needed_gib: float = 0.0) -> str | None:
+def shortage(job: Job, gpu_gib: float | None, cpu_gib: float | None) -> str | None:
     """Return why a job doesn't fit in the memory of the machine, or None if it does as far as is known.
 
-    `gpu_gib`: memory of one GPU. `cpu_gib`: main memory that all ranks share. None: unknown. `needed_gib`: that of a
-    rank, as rows tell it. Without it only the inputs of a job, or its model, count.
+    `gpu_gib`: memory of one GPU. `cpu_gib`: main memory that all ranks share. None: unknown.
     """
     free_gib = (gpu_gib and gpu_gib - RESERVE_GIB) if job.device == "cuda" else cpu_gib and cpu_gib / job.world_size
-    free_gib, least_gib = job.memory_limit_gib or free_gib, max(needed_gib, job.workload.least_gib(job) or 0.0)
+    free_gib, least_gib = job.memory_limit_gib or free_gib, job.workload.least_gib(job)
     if not (free_gib and least_gib and least_gib > free_gib):
         return None
     needed = job.workload.expected_memory(job) or f"a rank needs at least {memory_text(least_gib)}"
@@ -103,21 +64,15 @@ def shortage(job: Job, gpu_gib: float | None, cpu_gib: float | None, needed_gib:
 
 
 def dry_run_text(
-    cells: Sequence[Cell],
-    decisions: Mapping[int, ResumeDecision],
-    target: PlanningTarget,
-    rows: pd.DataFrame,
-    reuse: bool = False,
+    cells: Sequence[Cell], decisions: Mapping[int, ResumeDecision], target: PlanningTarget, reuse: bool = False
 ) -> str:
     """Return the plan as text: one line per cell, then the totals.
 
-    `decisions`: those of resume=true, by the cell's index. `rows`: those of earlier jobs. `reuse`: jobs of equally many
-    ranks share their processes, so only the first of them starts some.
+    `decisions`: those of resume=true, by the cell's index. `reuse`: jobs of equally many ranks share their processes,
+    so only the first of them starts some.
     """
-    grid, started = [], set[int]()
-    seconds, needs = measured_seconds(rows), measured_needs(cells, rows)
+    grid, started, memory, seconds = [], set[int](), target.memory_gib(), measured_seconds(cells)
     expected: list[float | None] = []
-    memory = target.memory_gib()
     for cell in cells:
         decision, ranks = decisions.get(cell.index), cell.job.world_size
         device = f"{ranks} GPU{'s' * (ranks > 1)}" if cell.job.device == "cuda" else f"cpu, {ranks} ranks"
@@ -131,7 +86,7 @@ def dry_run_text(
             started.add(ranks)
             expected.append(expected_seconds(cell.job, seconds, starts=starts))
             time = "unknown" if expected[-1] is None else _minutes(expected[-1])
-            remarks += filter(None, [shortage(cell.job, *memory, needs.get(cell.index, 0.0))])
+            remarks += filter(None, [shortage(cell.job, *memory)])
         grid.append([str(cell.index), str(cell), device, time, "; ".join(remarks)])
     total_s, unknown = sum(filter(None, expected)), expected.count(None)
     totals = [f"{len(cells)} cell{'s' * (len(cells) != 1)}", f"{len(expected)} to run"]

@@ -20,7 +20,7 @@ from tpbench.launcher.attempt import JOB_FILE, Attempt, abandon
 from tpbench.launcher.display import Display
 from tpbench.launcher.host import Host
 from tpbench.launcher.options import SlurmSettings, SweepOptions
-from tpbench.launcher.planning.forecast import expected_seconds, known_rows, measured_seconds
+from tpbench.launcher.planning.forecast import expected_seconds, measured_seconds
 from tpbench.launcher.planning.plan import Cell
 from tpbench.launcher.runner import Runner
 from tpbench.launcher.slurm import cluster
@@ -183,7 +183,7 @@ def _longest_s(lists: Sequence[Sequence[Attempt]]) -> float:
     """
     if max(map(len, lists)) == 1:
         return max(attempt.cell.job.timeout_s for (attempt,) in lists)
-    measured = measured_seconds(known_rows([attempt.cell for alike in lists for attempt in alike]))
+    measured = measured_seconds([attempt.cell for alike in lists for attempt in alike])
 
     def seconds(job: Job) -> float:
         return min(job.timeout_s, 2 * (expected_seconds(job, measured) or job.timeout_s))
