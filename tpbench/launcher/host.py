@@ -11,7 +11,7 @@ from tpbench.launcher.attempt import Attempt, store_left_results
 from tpbench.launcher.devices import Lease
 from tpbench.launcher.display import Display
 from tpbench.launcher.options import SweepOptions
-from tpbench.launcher.planning.plan import NODE_GPUS, Cell, OtherHost, ThisHost
+from tpbench.launcher.planning.plan import Cell, ThisHost
 from tpbench.launcher.runner import Runner
 from tpbench.launcher.torchrun import LOOPBACK, Rendezvous, Torchrun, shared_needs
 from tpbench.measure import machine
@@ -27,7 +27,7 @@ class Host(Runner):
         if not options.wait:
             raise JobError("wait=false is for clusters: it needs hydra/launcher=torchrun_slurm")
         self.rendezvous = rendezvous
-        self.target = OtherHost(NODE_GPUS, gpu=options.gpu) if options.gpu else ThisHost(machine.gpu_count())
+        self.target = ThisHost(8 if options.gpu else machine.gpu_count(), gpu=options.gpu or "")
         self.facts = machine.facts()
         self.reuse, self.interleaved = options.reuse, options.order == "interleaved"
 

@@ -30,12 +30,10 @@ from tpbench.launcher.display import QUIET_S
 from tpbench.launcher.host import Host
 from tpbench.launcher.options import (
     CODE,
-    CONF,
     GROUPS,
     SlurmSettings,
     SweepOptions,
     command_line_names,
-    read_choice,
     store_defaults,
 )
 from tpbench.launcher.planning.plan import Request, plan, sweep_options
@@ -79,7 +77,6 @@ class TorchrunLauncher(Launcher):
     def _requests(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[Request]:
         """Compose every job before the first one runs, so that a mistake in the last one is reported at once."""
         _check_roots(self.config, self.config.hydra.runtime.choices)
-        _check_hydra(OmegaConf.to_container(self.config.hydra))
         arguments.check_overrides(dict.fromkeys(line for lines in job_overrides for line in lines))
         jobs = dict.fromkeys(job for lines in job_overrides for job in self.composer.variants_of(lines))
         if not jobs:
@@ -206,16 +203,6 @@ def _check_roots(config: Any, choices: Mapping[str, Any]) -> None:
             raise JobError(f"{group}={choices.get(group)}: its file must begin with the line `# @package _global_`")
         if config.get(group) not in (None, choices.get(group)):
             raise JobError(f"`{group}:` at the root of a file selects nothing: choose it in the file's `defaults:`")
-
-
-def _check_hydra(node: Any) -> None:
-    """Raise JobError for settings of Hydra that a configuration file sets and that have no effect."""
-    ours = read_choice(CONF / "config.yaml")["hydra"]
-    settings = {name: node[name] for name in ("run", "sweep", "output_subdir", "verbose", "callbacks")}
-    settings |= {f"job.{name}": node["job"][name] for name in ("chdir", "env_set", "env_copy")}
-    for name, value in settings.items():
-        if value and value != ours.get(name):
-            raise JobError(f"in a configuration file: hydra.{name} has no effect (output_dir=DIR takes rows and logs)")
 
 
 def _check_names(names: Iterable[str]) -> None:

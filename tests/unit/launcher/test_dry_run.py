@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from tests.support import synthetic
 from tests.support.planned_jobs import job, train_job
 from tpbench.launcher.planning.forecast import dry_run_text
-from tpbench.launcher.planning.plan import Cell, OtherHost, ThisHost
+from tpbench.launcher.planning.plan import Cell, ThisHost
 from tpbench.launcher.planning.resume import decide
 
 HOST = ThisHost(4)
@@ -25,7 +25,7 @@ def test_a_gather_runs_out_of_memory_on_another_gpu():
             ("triton_tp", {"seed": 1}),
         ])
     ]  # fmt: skip
-    lines = dry_run_text(cells, {}, OtherHost(8, gpu="H100"), reuse=True).splitlines()
+    lines = dry_run_text(cells, {}, ThisHost(8, gpu="H100"), reuse=True).splitlines()
     assert ["runs out of memory: a rank needs at least " in line for line in lines[1:5]] == [True, True, False, False]
     assert "22 GiB free" in lines[1] and "77.2 GiB free" in lines[2] and lines[3].endswith("0.1 min")
 

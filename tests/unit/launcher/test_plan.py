@@ -145,7 +145,7 @@ def test_settings_that_a_stack_of_blocks_ignores_are_named() -> None:
     block |= {"measure": "quick", "precision": 0.1, "graph": False}
     stacks = [{**block, "variant": name, "layers": 2} for name in ("block_tp", "block_copy_engine")]
     assert ignoring(*stacks, {**block, "variant": "block_tp"}) == [
-        "tp_block ignores measure, precision where its problem fixes the iterations (steps=2 makes it short)"
+        f"{name} has no measure, precision: ignored" for name in ("block_tp", "block_copy_engine")
     ]
     assert ignoring({**block, "variant": "block_tp"}) == []
 

@@ -63,9 +63,7 @@ class Cell:
 
 
 def plan(
-    requests: Sequence[Request],
-    target: PlanningTarget,
-    outside: Mapping[str, OutsideVariant] | None = None,
+    requests: Sequence[Request], target: PlanningTarget, outside: Mapping[str, OutsideVariant] | None = None
 ) -> list[Cell]:
     """Return a cell for each job. Requests of the same job differ in an option that their variant does not have.
 
@@ -100,8 +98,8 @@ def plan(
     invalid = [(cell.job.implementation.name, unsupported_reason(cell.job)) for cell in cells]
     if cells and all(reason for _, reason in invalid):
         # A sweep may have some pairs that cannot run: they are empty places in its table. Here no pair can run.
-        lines = (reason if str(reason).startswith(name) else f"{name}: {reason}" for name, reason in invalid)
-        raise JobError("\n".join(dict.fromkeys(map(str, lines))))
+        lines = (f"{name}: {reason}".replace(f"{name}: {name} ", f"{name} ") for name, reason in invalid)
+        raise JobError("\n".join(dict.fromkeys(lines)))
     return distinguish(cells)
 
 
@@ -112,18 +110,9 @@ def notes(cells: Sequence[Cell]) -> list[str]:
         expected = "large cells run on the CPU: expect minutes or hours, and no measurement of a GPU"
         lines.append(f"{expected}; shapes whose names begin with tiny_ take seconds (python -m tpbench list shapes)")
     outside = [cell.job.variant for cell in cells if cell.job.outside]
-    if outside and not all(cell.job.outside for cell in cells):
-        lines.append(
-            f"the inputs of all cells change before each iteration (fresh=true), because {outside[0]} is yours"
-        )
-    for cell in cells:
-        job, name = cell.job, cell.job.workload.name
-        if job.workload.definition and not job.workload.definition["costs"]:
-            lines.append(f"{name} counts no costs, so its rows have no floor: declare them with .costs")
-        if options := ", ".join(option for option in cell.ignored if option not in job.unused_settings):
-            lines.append(f"{job.variant} has no {options}: ignored")
-        if settings := ", ".join(option for option in cell.ignored if option in job.unused_settings):
-            lines.append(f"{name} ignores {settings} where its problem fixes the iterations (steps=2 makes it short)")
+    if 0 < len(outside) < len(cells):
+        lines.append(f"inputs change before each iteration in all cells (fresh=true), because {outside[0]} is yours")
+    lines += [f"{cell.job.variant} has no {', '.join(cell.ignored)}: ignored" for cell in cells if cell.ignored]
     return list(dict.fromkeys(lines))
 
 
@@ -157,18 +146,18 @@ def is_long_on_cpu(job: Job) -> bool:
     return job.device == "cpu" and (job.workload.least_gib(job) or 0.0) > 0.125
 
 
-NODE_GPUS = 8
-"""GPUs of a machine that is planned for and isn't this one."""
 MAX_RANKS_PER_CORE = 8
 """Most ranks of a job for each CPU core. With more, the job would mostly wait and its memory might not suffice."""
 
 
 @dataclass(frozen=True)
 class ThisHost(PlanningTarget):
-    """The host that this process runs on."""
+    """The host that this process runs on, or for a dry run one with other GPUs."""
 
     gpus: int
     cores: int = field(default_factory=machine.available_cores)
+    gpu: str = ""
+    """Another GPU than that of this host: one of `machine.KNOWN_GPUS`."""
 
     @property
     def device(self) -> Literal["cuda", "cpu"]:
@@ -180,8 +169,9 @@ class ThisHost(PlanningTarget):
     def memory_gib(self) -> tuple[float | None, float | None]:
         from tpbench.predict.target import this_gpu  # with pandas
 
-        gpu = this_gpu()
-        return gpu and gpu[1], machine.memory_share_gib(1)
+        if self.gpu:
+            return machine.KNOWN_GPUS[self.gpu][0], None
+        return (found := this_gpu()) and found[1], machine.memory_share_gib(1)
 
     def skip_reason(self, job: Job) -> str | None:
         if job.device == "cuda" and job.world_size > self.gpus:
@@ -190,17 +180,6 @@ class ThisHost(PlanningTarget):
             most = f"a job on this machine may have at most {MAX_RANKS_PER_CORE * self.cores}"
             return f"{job.world_size} ranks would share {self.cores} CPU core{'s' * (self.cores > 1)}: {most}"
         return None
-
-
-@dataclass(frozen=True)
-class OtherHost(ThisHost):
-    """A host with other GPUs, for `dry_run=true`."""
-
-    gpu: str = ""
-    """A GPU of datasheets: `machine.KNOWN_GPUS`."""
-
-    def memory_gib(self) -> tuple[float | None, float | None]:
-        return machine.KNOWN_GPUS[self.gpu][0], None
 
 
 def skip_reason(job: Job, target: PlanningTarget) -> str | None:
@@ -213,8 +192,6 @@ def skip_reason(job: Job, target: PlanningTarget) -> str | None:
         return reason
     if job.device == "cuda" and job.implementation.cpu_only_reason:
         return job.implementation.cpu_only_reason
-    if job.device == "cpu" and job.requires_cuda:
-        return "needs a CUDA GPU"
-    if job.device == "cpu" and job.measure.graph:
-        return "graph=true needs a CUDA GPU"
+    if job.device == "cpu" and (job.requires_cuda or job.measure.graph):
+        return f"{'graph=true ' * job.measure.graph}needs a CUDA GPU"
     return job.workload.unsupported_reason(job)
