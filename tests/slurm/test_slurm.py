@@ -307,8 +307,7 @@ def test_interrupted_the_sweep_takes_its_jobs_along_and_resumed_runs_them(tmp_pa
     assert done.returncode == 0, done.stdout + done.stderr
     assert not any(each.is_running() for each in ranks)
     collected = collect(cut_off, tmp_path)
-    (resumed,) = set(tmp_path.glob("outputs/sweeps/*")) - {cut_off}
-    assert f"ok (sweep {resumed.name})" in collected.stdout  # the job that was cut off gets no row
+    assert "1 done, 0 of them failed" in collected.stdout  # the job that was cut off gets no row
     assert [row["status"] for row in rows(tmp_path)] == ["ok"]
 
 

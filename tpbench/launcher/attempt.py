@@ -64,14 +64,11 @@ class Attempt:
         return cls(cell, new_task(cell.job, folder, **{**columns, **facts}), folder)
 
     @classmethod
-    def load(cls, folder: Path, output_dir: str | None = None) -> Self:
-        """Return the attempt that was begun in that folder.
-
-        `output_dir`: the output folder, if the user may have moved it, away from a full disk.
-        """
+    def load(cls, folder: Path) -> Self:
+        """Return the attempt that was begun in that folder. Its output folder may have been moved since then."""
         task = Task.load(folder / TASK_FILE)
-        if output_dir is not None:
-            task = replace(task, job=replace(task.job, output_dir=output_dir), folder=folder)
+        if not Path(task.job.output_dir).exists():
+            task = replace(task, job=replace(task.job, output_dir=str(folder.parents[2])), folder=folder)
         return cls(Cell(int(task.columns["cell"]), task.job, None), task, folder)
 
     @property
@@ -249,7 +246,7 @@ def _attempts_with(file_name: str, output_dir: str, keys: Set[str]) -> Iterator[
     """Yield the attempts at jobs with these keys that have left such a file in an output folder."""
     for file in Path(output_dir, "sweeps").absolute().glob(f"*/*/{file_name}"):
         with contextlib.suppress(ValueError, OSError):  # JobError is a ValueError: a job of another version
-            if (attempt := Attempt.load(file.parent, output_dir)).cell.job.key in keys:
+            if (attempt := Attempt.load(file.parent)).cell.job.key in keys:
                 yield attempt
 
 

@@ -1,6 +1,5 @@
 """Attempts as Slurm jobs, and their collection. Needs no Slurm."""
 
-import re
 import signal
 from pathlib import Path
 
@@ -96,7 +95,7 @@ def test_an_interrupt_leaves_jobs_of_an_earlier_sweep_in_the_queue_and_ends_its_
     (script,) = tmp_path.glob("sweeps/new/slurm/*_submission.sh")
     assert "#SBATCH --gpus-per-node=2\n" in script.read_text()
     said = capsys.readouterr().out
-    assert "stay in Slurm's queue: 7_0" in said and "did not cancel this sweep's jobs: scancel 8" in said
+    assert "did not cancel this sweep's jobs: scancel 8" in said
 
 
 def test_a_folder_whose_name_slurm_would_replace_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +108,7 @@ def test_a_folder_whose_name_slurm_would_replace_is_refused(tmp_path: Path, monk
 def test_a_sweep_that_slurm_rejects_ends_with_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     SlurmCommands(tmp_path, monkeypatch, srun="", sbatch="echo sbatch: error: AssocMaxSubmitJobLimit >&2; exit 1")
     attempt = Attempt.plan(cell(0, tmp_path), tmp_path / "sweeps/S", {})
-    with pytest.raises(JobError, match=r"Slurm rejects the jobs: .*use hydra\.launcher\.cells_per_job"):
+    with pytest.raises(JobError, match="none is in the queue: AssocMaxSubmitJobLimit"):
         list(Slurm(SlurmSettings(), SweepOptions()).run([attempt], Display(1, tmp_path)))
 
 
@@ -148,22 +147,18 @@ def test_options_for_one_host_are_refused() -> None:
         Slurm(SlurmSettings(), SweepOptions(reuse=True))
 
 
-def test_a_cell_with_an_unknown_job_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A task file that was cut off or is foreign is passed over: no cell ran. Other unreadable tasks are errors."""
+def test_a_cell_whose_task_is_not_understood_is_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its file was cut off, is foreign, or is of another version."""
     attempt = begun(tmp_path)
     sweep = attempt.folder.parent
     (sweep / "slurm").mkdir()
     text = attempt.task_file.read_text()
-    for nothing in (text[:100], text.replace('"started_at"', '"began_at"')):
-        attempt.task_file.write_text(nothing)
+    changes = (text[:100], text.replace('"started_at"', '"began_at"'), text.replace('"triton_tp"', '"of_another_time"'))
+    for changed in changes:
+        attempt.task_file.write_text(changed)
         with pytest.raises(SystemExit):
             submitted.main([str(sweep)])
-        assert "it contains no cells" in capsys.readouterr().err
-    attempt.task_file.write_text(text.replace('"triton_tp"', '"of_another_time"'))
-    with pytest.raises(SystemExit):
-        submitted.main([str(sweep)])
-    assert re.search(r"0/task\.json cannot be understood: no variant is called of_another", capsys.readouterr().err)
-    assert list(left_behind([str(tmp_path)], {"of another job"})) == []
+        assert "it contains no cells that this version understands" in capsys.readouterr().err
 
 
 def test_a_sweep_is_collected_from_any_folder(

@@ -9,9 +9,9 @@ import re
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 from tpbench.job import Job
 from tpbench.launcher import interrupts
@@ -26,6 +26,9 @@ ENDED = frozenset(
      "REVOKED", "GONE")
 )  # fmt: skip
 """Final states of a job. GONE is tpbench's own name for a job that Slurm does not know any more."""
+
+UNKNOWN = "UNKNOWN"
+"""State of a job whose state cannot be queried now."""
 
 POLL_S = 0.5
 """Seconds between two queries of jobs that are about to end."""
@@ -50,10 +53,6 @@ def drop_client_variables(settings: SlurmSettings | None = None) -> None:
             del os.environ[name]
 
 
-UNKNOWN = "UNKNOWN"
-"""State of a job whose state cannot be queried now."""
-
-
 def states(job_ids: Iterable[str]) -> dict[str, str]:
     """Return the state of each job from `squeue` or, for jobs that it no longer lists, from `sacct`.
 
@@ -62,18 +61,15 @@ def states(job_ids: Iterable[str]) -> dict[str, str]:
     """
     if not (asked := set(job_ids)):
         return {}
-    answers = _query(["squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%r"], asked)
+    answers = _query(["squeue", "--noheader", "--array", "--states=all", "--format=%i|%T (%r)"], asked)
     if answers is None:
         return {}
     if missing := asked - answers.keys():
         command = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State"]
         answers |= dict.fromkeys(missing, "GONE") | (_query(command, missing) or {})
-    named = {}
-    for job_id in asked:
-        state, _, reason = answers[job_id].partition("|")
-        name = state.partition(" ")[0]  # of `CANCELLED by 0`
-        named[job_id] = f"{name} ({reason})" if name == "PENDING" and reason not in ("", "None") else name
-    return named
+    pending = {job_id for job_id in asked if answers[job_id].startswith("PENDING")}
+    # Without the reason of other states, and the user in `CANCELLED by 0`.
+    return {job_id: answers[job_id] if job_id in pending else answers[job_id].partition(" ")[0] for job_id in asked}
 
 
 def answer(*command: str) -> subprocess.CompletedProcess[str]:
@@ -100,29 +96,20 @@ def answer(*command: str) -> subprocess.CompletedProcess[str]:
 
 def rejection_message(stderr: str) -> str:
     """Return one line for the user when Slurm rejects jobs, from the several lines of sbatch."""
-    lines = [line.removeprefix("sbatch: error: ").strip() for line in stderr.splitlines()]
-    message = f"Slurm rejects the jobs: {'; '.join(dict.fromkeys(filter(None, lines))) or 'sbatch gives no reason'}"
-    if re.search("SubmitJob|job submit limit|job array", stderr):
-        message += " (none stays in the queue: use hydra.launcher.cells_per_job, or run fewer cells with resume=true)"
-    return message
+    lines = (line.removeprefix("sbatch: error: ").strip() for line in stderr.splitlines())
+    return f"Slurm rejects the jobs, so none is in the queue: {'; '.join(dict.fromkeys(filter(None, lines)))}"
 
 
 def address(node: str) -> str:
     """Return the address of a node in Slurm's configuration, which may differ from the node's name."""
-    match = re.search(r"\bNodeAddr=(\S+)", answer("scontrol", "show", "node", "--oneliner", node).stdout)
+    match = re.search(r"\bNodeAddr=(\S+)", answer("scontrol", "show", "node", node).stdout)
     return match[1] if match else node
 
 
-def cancel(job_ids: Sequence[str]) -> bool:
-    """Cancel running and pending jobs. Returns False if Slurm has not taken the order."""
-    return not job_ids or not answer("scancel", *job_ids).returncode
-
-
-def cancel_and_wait(job_ids: Iterable[str]) -> None:
+def cancel_and_wait(job_ids: set[str]) -> None:
     """Cancel the jobs that have not ended, and wait until all have. After that no job writes a row."""
-    asked = set(job_ids)
-    while live := sorted(asked - {job_id for job_id, state in states(asked).items() if state in ENDED}):
-        cancel(live)
+    while live := sorted(job_ids - {job_id for job_id, state in states(job_ids).items() if state in ENDED}):
+        answer("scancel", *live)
         interrupts.sleep(POLL_S)
 
 
@@ -136,8 +123,7 @@ def _query(command: list[str], job_ids: Iterable[str]) -> dict[str, str] | None:
     return {job_id: state for job_id, _, state in pairs}
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """Nodes with the same number of ranks on each. Cells with the same layout share arrays."""
 
     nodes: int
@@ -175,7 +161,6 @@ class Partition(PlanningTarget):
         return "cpu" if _torch_without_cuda() or not self.gpus_per_node else "cuda"
 
     def max_ranks_per_node(self, job: Job) -> int:
-        """Return the most ranks of the job that one node holds."""
         return self.gpus_per_node if job.device == "cuda" else self.cores_per_node
 
     def layout(self, job: Job) -> Layout:

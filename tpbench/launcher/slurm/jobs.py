@@ -95,18 +95,12 @@ class Slurm(Runner):
             for job_id, attempt in submitted.values():
                 yield replace(attempt, note=f"Slurm job {job_id}")
         finally:
-            unfinished = {job_id for job_id, _ in waiting.values()}
             for job_id, attempt in waiting.values():
                 if job_id not in earlier:
                     abandon(attempt.folder)
-            jobs, cancelled = sorted(unfinished - earlier), False
-            try:
-                cancelled = cluster.cancel(jobs)
-            finally:  # Slurm may not answer for a minute, and the user may not wait for it
-                if not cancelled:
-                    display.note(f"Slurm did not cancel this sweep's jobs: scancel {' '.join(jobs)}", 10_000)
-            if kept := sorted(unfinished & earlier):
-                display.note(f"jobs of an earlier sweep stay in Slurm's queue: {', '.join(kept)}")
+            jobs = sorted({job_id for job_id, _ in waiting.values()} - earlier)
+            if jobs and cluster.answer("scancel", *jobs).returncode:
+                display.note(f"Slurm did not cancel this sweep's jobs: scancel {' '.join(jobs)}", 10_000)
 
     def _submit(self, shape: Layout, lists: Sequence[Sequence[Attempt]]) -> list[str]:
         """Submit an array with a job for each list of attempts, which have begun. Return the numbers of the jobs."""

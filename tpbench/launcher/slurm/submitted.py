@@ -1,7 +1,7 @@
 """Attempts in Slurm's queue: which job runs one, how it ended, and which ones earlier sweeps left."""
 
 import argparse
-import json
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
@@ -55,23 +55,12 @@ def close_if_ended(attempt: Attempt, state: str) -> Attempt | None:
     return attempt.close(status, f"Slurm job {job_id} {ended}{logs}")
 
 
-def attempts_of(sweep: Path, keys: Set[str] | None = None) -> list[Attempt]:
-    """Return the last attempt at each cell of a sweep, in order; only of jobs with these keys, if any are given.
-
-    Their rows are in the task's output folder or, if that was moved, beside the sweeps. Raises JobError for a task that
-    this version of tpbench does not understand.
-    """
+def attempts_of(sweep: Path) -> list[Attempt]:
+    """Return the last attempt at each cell of a sweep, in order, of those that this version of tpbench understands."""
     attempts = []
     for file in sweep.glob(f"*/{TASK_FILE}"):
-        try:
-            content = json.loads(file.read_text())
-            key, moved = content["columns"]["key"], not Path(content["job"]["output_dir"]).exists()
-            if keys is None or key in keys:
-                attempts.append(Attempt.load(file.parent, str(sweep.parent.parent) if moved else None))
-        except JobError:
-            raise
-        except (ValueError, LookupError, TypeError, FileNotFoundError):  # cut off, so nothing ran; deleted; or foreign
-            continue
+        with contextlib.suppress(ValueError, LookupError, OSError):  # cut off, so nothing ran; deleted; or foreign
+            attempts.append(Attempt.load(file.parent))
     # An attempt that ran once more has another folder of the same number: the longer name is later.
     attempts.sort(key=lambda attempt: (attempt.cell.index, attempt.folder.name))
     return list({attempt.cell.index: attempt for attempt in attempts}.values())
@@ -81,10 +70,12 @@ def left_behind(output_dirs: Iterable[str], keys: Set[str]) -> Iterator[Attempt]
     """Yield attempts of earlier sweeps at jobs with these keys that have no row, and abandoned ones that may run."""
     for output_dir in output_dirs:
         for submitit in Path(output_dir, "sweeps").absolute().glob(f"*/{SUBMITIT}"):
-            for attempt in attempts_of(submitit.parent, keys):
-                if job_of(attempt) and not attempt.has_row:
+            for attempt in attempts_of(submitit.parent):
+                if attempt.has_row or attempt.cell.job.key not in keys:
+                    continue
+                if job_of(attempt):
                     yield attempt
-                elif not attempt.has_row:
+                else:
                     abandon(attempt.folder)  # its submission is in doubt
 
 
@@ -104,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if sweeps := sorted(sweep.glob("sweeps/*/")):
             return _list(sweeps)
         if not (attempts := attempts_of(sweep)):
-            parser.error(f"{sweep} is no sweep's folder: it contains no cells")
+            parser.error(f"{sweep} is no sweep's folder: it contains no cells that this version understands")
         return _collect(attempts)
     except JobError as error:
         parser.error(str(error))
@@ -114,29 +105,27 @@ def _list(sweeps: Sequence[Path]) -> int:
     """Print a line for each sweep of an output folder, the newest last, and return the exit code."""
     lines = []
     for sweep in sweeps:
-        attempts = attempts_of(sweep)
-        done = sum(attempt.has_row for attempt in attempts)
-        lines.append([str(sweep), f"{len(attempts)}", f"{done}"])
+        have_rows = [attempt.has_row for attempt in attempts_of(sweep)]
+        lines.append([str(sweep), f"{len(have_rows)}", f"{sum(have_rows)}"])
     print(*aligned_lines(("collect one of these sweeps", "cells", "with a row"), lines), sep="\n")
     return 0
 
 
 def _collect(attempts: Sequence[Attempt]) -> int:
     states = cluster.states({job_of(attempt) for attempt in attempts if is_wanted(attempt) and not attempt.has_row})
-    rows_of_others = {folder: _newest_rows(folder) for folder in {attempt.cell.job.output_dir for attempt in attempts}}
+    newest: dict[str, Mapping[str, Any]] = {}
+    with contextlib.suppress(FileNotFoundError):
+        folders = sorted({attempt.cell.job.output_dir for attempt in attempts})
+        rows = load(folders, columns=["key", "status", "reason", "finished_at"])
+        newest = {row["key"]: row for row in plain_rows(rows.sort_values("finished_at"))}
     failed = busy = 0
-    cells = distinguish([attempt.cell for attempt in attempts])
-    for attempt, cell in zip(attempts, cells, strict=True):
-        job_id, sweep = job_of(attempt) if is_wanted(attempt) else "", ""
+    for attempt, cell in zip(attempts, distinguish([attempt.cell for attempt in attempts]), strict=True):
+        job_id = job_of(attempt) if is_wanted(attempt) else ""
         state = states.get(job_id, cluster.UNKNOWN)
-        if ended := close_if_ended(attempt, state):
-            row = ended.row
-        elif not job_id and (row := rows_of_others[cell.job.output_dir].get(cell.job.key)):
-            sweep = f"(sweep {row['sweep_id']})"
-        else:
-            row = None
-        if row:
-            result = " ".join(filter(None, (row["status"], str(row["reason"] or "").partition("\n")[0], sweep)))
+        ended = close_if_ended(attempt, state)
+        # Another sweep may have run the cell, or `compact` moved its row.
+        if row := ended.row if ended else None if job_id else newest.get(cell.job.key):
+            result = " ".join((row["status"], str(row["reason"] or "").partition("\n")[0]))
             failed += row["status"] in FAILURES
         else:
             result = f"job {job_id}, {state}" if job_id else "no job runs it: run the sweep again with resume=true"
@@ -144,12 +133,3 @@ def _collect(attempts: Sequence[Attempt]) -> int:
         print(printable(f"{attempt.folder.name}: {cell}: {result}"))
     print(f"{len(attempts)} cells: {len(attempts) - busy} done, {failed} of them failed, {busy} not done yet")
     return 3 if busy else int(failed > 0)
-
-
-def _newest_rows(output_dir: str) -> dict[str, Mapping[str, Any]]:
-    """Return the newest row of each cell of an output folder, by the job's key: also another sweep's."""
-    try:
-        rows = load(output_dir, columns=["key", "status", "reason", "sweep_id", "finished_at"])
-    except FileNotFoundError:
-        return {}
-    return {row["key"]: row for row in plain_rows(rows.sort_values("finished_at"))}
