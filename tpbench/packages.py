@@ -47,6 +47,16 @@ def is_library(file: Path) -> bool:
     return str(file).startswith(own) or not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
 
 
+def is_own(file: Path) -> bool:
+    """Return True if a file of code is of this package."""
+    return file.resolve().is_relative_to(Path(__file__).resolve().parent)
+
+
+def short_name(file: Path) -> str:
+    """Return a file's name for a row, which must not hold a user's folders. Files of this package have theirs."""
+    return str(file.resolve().relative_to(Path(__file__).resolve().parents[1])) if is_own(file) else file.name
+
+
 def missing(modules: Iterable[str]) -> list[str]:
     """Return those of the top-level modules that cannot be found."""
     return [module for module in modules if not installed(module)]

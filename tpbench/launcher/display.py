@@ -55,13 +55,6 @@ class Display:
         waiting = self.running.get(cell.index) if status != "running" else None
         self.running[cell.index] = (cell, status, waiting[2] if waiting else time.monotonic())
 
-    def blocked(self, cell: Cell) -> None:
-        """Show that no cell can run, because other processes have the GPUs."""
-        waiting = "waits for GPUs that other jobs on this host use"
-        if cell.index not in self.running or self.running[cell.index][1] != waiting:
-            self.note(f"{cell} {waiting}")
-        self.show(cell, waiting)
-
     def note(self, line: str, max_length: int = 200) -> None:
         """Print a line."""
         self.printed = time.monotonic()

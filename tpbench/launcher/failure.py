@@ -5,7 +5,6 @@ import re
 import signal
 from pathlib import Path
 
-import tpbench
 from tpbench import packages
 from tpbench.worker.start import PEER_LOST
 from tpbench.worker.torchrun import FAILURES_FILE, RankFailure
@@ -16,15 +15,13 @@ AGENT_LOG = "torchrun.log"
 LOST_PEERS = (-signal.SIGTERM, PEER_LOST)
 """Exit codes of a rank whose peers had ended before."""
 
-TAIL_LINES = 12
-TAIL_BYTES = 16_384
+TAIL_LINES, TAIL_BYTES = 12, 16_384
 
 _STACK = re.compile(r"^(Stack|Current thread .+) \(most recent call first\)", re.MULTILINE)
 _ANY_STACK = re.compile(r"^.*\(most recent call first\)", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 """Lines that faulthandler writes: the first one of the main or crashed thread, that of any thread, and one for each
 frame, the innermost first. Behind the stacks of a crash it lists extension modules, which say nothing."""
-_PACKAGE = Path(tpbench.__file__).parent
 
 _NATIVE_OOM = re.compile(r"std::bad_alloc|[Cc]annot allocate memory|out of memory")
 """Messages of C++ code that runs out of memory: a thread of gloo or NCCL ends the process before Python can."""
@@ -90,10 +87,9 @@ def _innermost_calls(log: str) -> str:
         return ""
     stack = log[begin.end() :].partition("\n\n")[0]
     calls = [(Path(file), f"{line} ({name})") for file, line, name in _FRAME.findall(stack)]
-    of_tpbench = [(file.relative_to(_PACKAGE.parent), place) for file, place in calls if file.is_relative_to(_PACKAGE)]
-    others = [(file, place) for file, place in calls if not file.is_relative_to(_PACKAGE)]
-    of_user = [(Path(file.name), place) for file, place in others if not packages.is_library(file)]
-    places = [f"{file}:{place}" for file, place in (of_user or of_tpbench or calls)[:3]]
+    of_user = [(file, place) for file, place in calls if not (packages.is_library(file) or packages.is_own(file))]
+    of_tpbench = [(file, place) for file, place in calls if packages.is_own(file)]
+    places = [f"{packages.short_name(file)}:{place}" for file, place in (of_user or of_tpbench or calls)[:3]]
     return f"now in {', called in '.join(places)}" if places else ""
 
 

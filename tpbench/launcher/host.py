@@ -40,7 +40,7 @@ class Host(Runner):
         while waiting:
             cell = waiting[0][0].cell
             while (lease := devices.lease(cell.job)) is None:
-                display.blocked(cell)
+                display.show(cell, "waits for GPUs that other jobs on this host use")
                 interrupts.sleep(0.5)
             with contextlib.ExitStack() as stack:
                 stack.callback(lease.release)

@@ -1,6 +1,5 @@
 """The names that a command line may have: options of a whole sweep and of Slurm, groups of conf/, and commands."""
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -71,7 +70,9 @@ class SlurmSettings:
     requeues: int = setting(
         3, help="times that a job is requeued after Slurm's time limit; a preempted job is always requeued", low=0
     )
-    signal_delay_s: int = setting(90, help="seconds before the time limit at which Slurm signals the job", low=1)
+    signal_delay_s: int = setting(
+        90, help="seconds before the time limit at which Slurm signals the job, at most half of it", low=1
+    )
     poll_s: float = setting(2.0, help="seconds between two queries of the queue", low=0.1)
     setup: tuple[str, ...] = setting(
         (), help='shell lines to run beforehand, such as ["module load cuda"]; one that fails ends the job'
@@ -98,11 +99,6 @@ class SlurmSettings:
         others = {name: value for name, value in values.items() if name not in ("setup", "sbatch")}
         cells = others.get("cells_per_job", 1)
         plain: Self = parse(cls, {**others, "cells_per_job": None if cells == "all" else cells})
-        if plain.signal_delay_s >= 60 * (plain.time_limit_min or math.inf):
-            raise JobError(
-                f"hydra.launcher.signal_delay_s={plain.signal_delay_s} must be less than the {plain.time_limit_min} "
-                "minutes of time_limit_min: Slurm signals the job so many seconds before"
-            )
         # submitit writes an argument whose value is true without one, as in `--exclusive`.
         given = {str(name): value for name, value in sbatch.items() if value is not False and value is not None}
         arguments = tuple((name, value if value is True else str(value)) for name, value in given.items())

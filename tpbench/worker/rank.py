@@ -19,7 +19,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import tpbench
 from tpbench import packages
 from tpbench.suggestions import memory_text, message
 from tpbench.worker.process import begin_tasks, device_of_rank, reason_to_end, reset_random_numbers, torch_columns
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 
 _PEER_LOST = re.compile(r"Connection (closed|reset) by peer|Broken pipe|ncclRemoteError|gloo/transport")
 """Messages of gloo and NCCL in a rank whose peer has ended."""
-_PACKAGE = Path(tpbench.__file__).resolve().parent
 
 RANK, LOCAL_RANK = int(os.environ.get("RANK", 0)), os.environ.get("LOCAL_RANK", "0")
 started = time.monotonic()
@@ -285,20 +283,18 @@ def location(error: BaseException, variant: OutsideVariant | None = None) -> str
     from tpbench.workloads.step import WrongReturn
 
     if isinstance(error, WrongReturn):
-        return f"{_short(Path(error.file))}:{error.line}"
+        return f"{packages.short_name(Path(error.file))}:{error.line}"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
-        own = path.resolve().is_relative_to(_PACKAGE)
+        own = packages.is_own(path)
         if own or (path.exists() and not packages.is_library(path)):
-            of_variant = f", with the variant of {_short(Path(variant.path))}:{variant.line}" if own and variant else ""
-            return f"{_short(path)}:{frame.lineno} ({frame.name}){of_variant}"
+            of_variant = (
+                f", with the variant of {packages.short_name(Path(variant.path))}:{variant.line}"
+                if own and variant
+                else ""
+            )
+            return f"{packages.short_name(path)}:{frame.lineno} ({frame.name}){of_variant}"
     return ""
-
-
-def _short(path: Path) -> str:
-    """Return the path of a file of this package relative to the package's folder, else the file's name."""
-    path = path.resolve()
-    return str(path.relative_to(_PACKAGE.parent)) if path.is_relative_to(_PACKAGE) else path.name
 
 
 def say(text: str) -> None:

@@ -98,13 +98,6 @@ def test_an_interrupt_leaves_jobs_of_an_earlier_sweep_in_the_queue_and_ends_its_
     assert "did not cancel this sweep's jobs: scancel 8" in said
 
 
-def test_a_folder_whose_name_slurm_would_replace_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    SlurmCommands(tmp_path, monkeypatch)
-    attempt = Attempt.plan(cell(0, tmp_path), tmp_path / "%j/S", {})
-    with pytest.raises(JobError, match="choose an output_dir without %"):
-        list(Slurm(SlurmSettings(), SweepOptions()).run([attempt], Display(1, tmp_path)))
-
-
 def test_a_sweep_that_slurm_rejects_ends_with_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     SlurmCommands(tmp_path, monkeypatch, srun="", sbatch="echo sbatch: error: AssocMaxSubmitJobLimit >&2; exit 1")
     attempt = Attempt.plan(cell(0, tmp_path), tmp_path / "sweeps/S", {})

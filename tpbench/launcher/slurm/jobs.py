@@ -80,8 +80,7 @@ class Slurm(Runner):
                 length = self.settings.cells_per_job or len(alike)
                 begun = [attempt.begin() for attempt in alike]
                 lists = [begun[start : start + length] for start in range(0, len(begun), length)]
-                for job_id, cells_of_job in zip(self._submit(device, ranks, lists), lists, strict=True):
-                    waiting |= {attempt.cell.index: (job_id, attempt) for attempt in cells_of_job}
+                waiting |= self._submit(device, ranks, lists)
             for job_id, attempt in waiting.values():
                 display.show(attempt.cell, f"job {job_id}")
             if self.options.wait:
@@ -97,27 +96,26 @@ class Slurm(Runner):
             if jobs and cluster.answer("scancel", *jobs).returncode:
                 display.note(f"Slurm did not cancel this sweep's jobs: scancel {' '.join(jobs)}", 10_000)
 
-    def _submit(self, device: str, ranks: int, lists: Sequence[Sequence[Attempt]]) -> list[str]:
-        """Submit an array with a job for each list of attempts, which have begun. Return the numbers of the jobs."""
+    def _submit(self, device: str, ranks: int, lists: Sequence[Sequence[Attempt]]) -> dict[int, tuple[str, Attempt]]:
+        """Submit an array with a job for each list of attempts, which have begun. Return what `run` waits for."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             from submitit import SlurmExecutor
             from submitit.core.utils import FailedJobError, FailedSubmissionError
         settings, options = self.settings, replace(self.options, wait=True)
-        if "%" in str(folder := lists[0][0].folder):
-            raise JobError(f"Slurm replaces %j and its like in names: choose an output_dir without %, not {folder}")
         executor = SlurmExecutor(lists[0][0].folder.parent / SUBMITIT, max_num_timeout=settings.requeues)
         path = f"export PYTHONPATH={shlex.quote(str(torchrun.PACKAGE_ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}"
         setup = [*([] if torchrun.INSTALLED else [path]), *map(_required, settings.setup)]
+        minutes = settings.time_limit_min or 10 + math.ceil(_longest_s(lists) / 60)  # its processes start and end
         parameters = {
             "nodes": 1,
             "ntasks_per_node": 1,  # torchrun starts the ranks
             "cpus_per_task": settings.cpus_per_task or (ranks if device == "cpu" else None),
             "gpus_per_node": ranks if device == "cuda" else None,
-            "time": settings.time_limit_min or 10 + math.ceil(_longest_s(lists) / 60),  # its processes start and end
+            "time": minutes,
             "mem": f"{math.ceil(settings.mem_gib * 1024)}M" if settings.mem_gib else None,
             "array_parallelism": settings.array_parallelism,
-            "signal_delay_s": settings.signal_delay_s,
+            "signal_delay_s": min(settings.signal_delay_s, 30 * minutes),
             "additional_parameters": {"requeue": True, **dict(settings.sbatch)},
             **{name: getattr(settings, name) for name in ("partition", "account", "qos", "constraint")},
         }
@@ -132,10 +130,10 @@ class Slurm(Runner):
                 jobs = [executor.submit(task) for task in tasks]
         except (FailedJobError, FailedSubmissionError, OSError) as error:
             raise JobError(cluster.rejection_message(str(error))) from None
-        for alike, job in zip(lists, jobs, strict=True):
-            for attempt in alike:
-                record(attempt, job.job_id)
-        return [str(job.job_id) for job in jobs]
+        submitted = [(str(job.job_id), each) for job, alike in zip(jobs, lists, strict=True) for each in alike]
+        for job_id, attempt in submitted:
+            record(attempt, job_id)
+        return {attempt.cell.index: (job_id, attempt) for job_id, attempt in submitted}
 
     def _collect(self, waiting: dict[int, tuple[str, Attempt]], display: Display) -> Iterator[Attempt]:
         """Yield attempts as they end, and remove them from `waiting`."""
@@ -206,9 +204,9 @@ class NodeTask:
             if attempt.has_result:  # requeued after the measurement
                 attempt.close()
                 continue
-            facts = {**host.facts, "kernels_version": attempt.cell.job.kernels_version}
+            facts = {**host.facts, "kernels_version": attempt.cell.job.kernels_version, "host": here.hostname}
             logs = folder / f"run{os.environ.get('SLURM_RESTART_COUNT', 0)}"
-            attempts.append(replace(attempt.with_columns(**facts, host=here.hostname), folder=logs))
+            attempts.append(replace(attempt.with_columns(**facts), folder=logs))
         try:
             folder = Path(self.folders[0]).parent
             with Display(len(attempts), folder) as display, interrupts.noted(display.tick):
