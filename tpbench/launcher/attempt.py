@@ -17,7 +17,7 @@ sweep, and on the GPUs, held by torchrun and its ranks, too.
 import contextlib
 import json
 import uuid
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,7 +30,7 @@ from tpbench.results.read import load_row
 from tpbench.results.schema import COMMON_COLUMNS, RowError, all_columns
 from tpbench.results.write import RowExists, row_path, write_row
 from tpbench.settings import JobError
-from tpbench.worker.task import RESERVED_FILE, RESULT_FILE, TASK_FILE, UNFINISHED_FILES, Result, Task
+from tpbench.worker.task import RESULT_FILE, TASK_FILE, UNFINISHED_FILES, Result, Task
 
 ABANDONED_FILE = "abandoned"
 """Marker file: this attempt was cut off, or another one replaced it."""
@@ -136,11 +136,10 @@ class Attempt:
         """Store the row: of the result that a rank saved or, if there is none, with this status and reason."""
         result = self._saved_result() or self.task.result(status, reason)
         try:
-            try:
-                row = store(result, self.cell.job, self.task.folder)
-            except RowError as error:  # no value of a variant may end the sweep
-                result = self.task.result("error", f"the {result.status} result does not fit into a row: {error}")
-                row = store(result, self.cell.job, self.task.folder)
+            row = store(result, self.cell.job, self.task.folder)
+        except RowError as error:  # no value of a variant may end the sweep
+            Result.remove(self.task.folder)
+            return self.close("error", f"the {result.status} result does not fit into a row: {error}")
         except RowExists:  # another process has stored it: a Slurm task on its node, or collect
             row = load_row(self.cell.job.output_dir, self.task.row_id)
             Result.remove(self.task.folder)
@@ -209,14 +208,12 @@ def discard_rows(output_dir: str, rows: Sequence[Mapping[str, Any]]) -> None:
     cannot be done: then the row stays.
     """
     for row in rows:
-        path = row_path(output_dir, str(row["row_id"]))
-        if path.exists():
-            folder = Path(str(row["log_dir"])).resolve()
-            if folder.is_relative_to(Path(output_dir, "sweeps").resolve()):  # a hostile row may name any folder
-                with contextlib.suppress(FileNotFoundError):  # without the folder no row could be made either
-                    abandon(folder)
-                    (folder / JOB_FILE).unlink(missing_ok=True)  # the job has ended, or runs other cells
-            path.unlink(missing_ok=True)
+        folder = Path(str(row["log_dir"])).resolve()
+        if folder.is_relative_to(Path(output_dir, "sweeps").resolve()):  # a hostile row may name any folder
+            with contextlib.suppress(FileNotFoundError):  # without the folder no row could be made either
+                abandon(folder)
+                (folder / JOB_FILE).unlink(missing_ok=True)  # the job has ended, or runs other cells
+        row_path(output_dir, str(row["row_id"])).unlink(missing_ok=True)
 
 
 def abandon(folder: Path) -> None:
@@ -231,23 +228,27 @@ def store_left_results(output_dirs: Set[str], keys: Set[str]) -> None:
     a killed launcher may live for a moment; they have no space for a result any more. Raises JobError if a row cannot
     be stored.
     """
-    for output_dir in output_dirs:
-        for attempt in _attempts_with(UNFINISHED_FILES, output_dir, keys):
-            abandon(attempt.folder)
-            (attempt.folder / RESERVED_FILE).unlink(missing_ok=True)
-        for attempt in _attempts_with(RESULT_FILE, output_dir, keys):
-            if attempt.crowded:
-                Result.remove(attempt.folder)
-            elif not attempt.abandoned:
-                attempt.close()
+    for folder in {
+        file.parent for path in output_dirs for file in Path(path, "sweeps").absolute().glob("*/*/*result*")
+    }:
+        attempts = attempts_in([folder])
+        if not attempts or attempts[0].cell.job.key not in keys:
+            continue
+        for file in folder.glob(UNFINISHED_FILES):
+            file.unlink(missing_ok=True)
+        if attempts[0].crowded:
+            Result.remove(folder)
+        elif attempts[0].has_result and not attempts[0].abandoned:
+            attempts[0].close()
 
 
-def _attempts_with(file_name: str, output_dir: str, keys: Set[str]) -> Iterator[Attempt]:
-    """Yield the attempts at jobs with these keys that have left such a file in an output folder."""
-    for file in Path(output_dir, "sweeps").absolute().glob(f"*/*/{file_name}"):
-        with contextlib.suppress(ValueError, OSError):  # JobError is a ValueError: a job of another version
-            if (attempt := Attempt.load(file.parent)).cell.job.key in keys:
-                yield attempt
+def attempts_in(folders: Iterable[Path]) -> list[Attempt]:
+    """Return the attempts that were begun in these folders, of those that this version of tpbench understands."""
+    attempts = []
+    for folder in folders:
+        with contextlib.suppress(ValueError, LookupError, OSError):  # cut off, so nothing ran; deleted; or foreign
+            attempts.append(Attempt.load(folder))
+    return attempts
 
 
 def _not_stored(job: Job, error: OSError, measured: Path | None = None) -> JobError:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tpbench.files import replace_file
-from tpbench.launcher.attempt import FAILURES, JOB_FILE, Attempt, abandon
+from tpbench.launcher.attempt import FAILURES, JOB_FILE, Attempt, abandon, attempts_in
 from tpbench.launcher.failure import last_lines, tail
 from tpbench.launcher.planning.plan import distinguish
 from tpbench.launcher.slurm import cluster
@@ -57,10 +57,7 @@ def close_if_ended(attempt: Attempt, state: str) -> Attempt | None:
 
 def attempts_of(sweep: Path) -> list[Attempt]:
     """Return the last attempt at each cell of a sweep, in order, of those that this version of tpbench understands."""
-    attempts = []
-    for file in sweep.glob(f"*/{TASK_FILE}"):
-        with contextlib.suppress(ValueError, LookupError, OSError):  # cut off, so nothing ran; deleted; or foreign
-            attempts.append(Attempt.load(file.parent))
+    attempts = attempts_in(file.parent for file in sweep.glob(f"*/{TASK_FILE}"))
     # An attempt that ran once more has another folder of the same number: the longer name is later.
     attempts.sort(key=lambda attempt: (attempt.cell.index, attempt.folder.name))
     return list({attempt.cell.index: attempt for attempt in attempts}.values())
