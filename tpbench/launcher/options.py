@@ -52,16 +52,13 @@ class SlurmSettings:
     qos: str | None = setting(None, help="quality of service")
     constraint: str | None = setting(None, help="features that a node must have, such as h100")
     time_limit_min: int | None = setting(
-        None, help="minutes of a job; null: ten, and timeout_s or twice what several cells will need", low=1
+        None, help="minutes of a job; null: ten, and timeout_s of each of its cells", low=1
     )
     gpus_per_node: int | None = setting(
         None, help="GPUs of a node, for jobs on CPUs the ranks of a node; null: as sinfo reports the partition", low=1
     )
     cpus_per_task: int | None = setting(
         None, help="cores for all ranks of a node; null: the cluster's default, on CPUs one for each rank", low=1
-    )
-    mem_gib: float | None = setting(
-        None, help="main memory of a node that a job may use; null: the cluster's default", low=0.1
     )
     array_parallelism: int = setting(256, help="jobs of an array that may run at once", low=1)
     cells_per_job: int | None = setting(

@@ -28,9 +28,9 @@ class Runner(ABC):
 
     @abstractmethod
     def recover(self, cells: Sequence[Cell]) -> dict[int, str]:
-        """Store the rows of results that earlier sweeps left of these cells. The caller holds the locks of the cells.
+        """Store the rows of results that earlier sweeps left of these cells, whose locks the caller holds.
 
-        Return why an attempt of an earlier sweep still counts, by the index of its cell: it is queued or running, and
+        Return by the index of a cell why an attempt of an earlier sweep still counts: it is queued or running, and
         `run` waits for it. No other process stores a row of these cells after this call.
         """
 
@@ -45,7 +45,7 @@ class Runner(ABC):
 
 
 def run_sweep(cells: Sequence[Cell], folder: Path, options: SweepOptions, runner: Runner) -> list[Attempt]:
-    """Run the cells; logs go to `folder`. Return the last attempt at each, without cells that another sweep took over.
+    """Run the cells; logs go to `folder`. Return the last attempt at each that no other sweep took over.
 
     An interrupt ends the running jobs with all their processes, prints how to continue, and is raised again.
     """
@@ -84,15 +84,14 @@ class _Sweep:
 
     def run(self, resume: bool) -> None:
         """Run all cells, or those without a valid row."""
-        locked: list[Cell] = []
-        busy: list[Cell] = []
-        for cell in self.cells:
-            (locked if self.locks.acquire(cell.job) else busy).append(cell)
+        locked = {cell.index for cell in self.cells if self.locks.acquire(cell.job)}
         if not resume:  # the locks tell resuming sweeps; two sweeps may measure the same cell on purpose
             self._run_all(self.cells)
             return
-        self._run_missing(locked)
-        for cell in busy:  # another sweep runs it; if that one leaves no row, this sweep runs it
+        self._run_missing([cell for cell in self.cells if cell.index in locked])
+        for cell in self.cells:  # another sweep runs the others; if that one leaves no row, this sweep runs them
+            if cell.index in locked:
+                continue
             self.display.show(cell, "runs in another sweep")
             while not self.locks.acquire(cell.job):
                 interrupts.sleep(0.1)

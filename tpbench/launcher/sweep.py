@@ -76,7 +76,6 @@ class TorchrunLauncher(Launcher):
 
     def _requests(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[Request]:
         """Compose every job before the first one runs, so that a mistake in the last one is reported at once."""
-        _check_roots(self.config, self.config.hydra.runtime.choices)
         arguments.check_overrides(dict.fromkeys(line for lines in job_overrides for line in lines))
         jobs = dict.fromkeys(job for lines in job_overrides for job in self.composer.variants_of(lines))
         if not jobs:
@@ -89,7 +88,8 @@ class TorchrunLauncher(Launcher):
             if time.monotonic() - printed > QUIET_S:
                 printed = time.monotonic()
                 print(f"{len(requests)} of {len(jobs)} cells are composed", file=sys.stderr, flush=True)
-        _check_names(dict.fromkeys(name for one in requests for name in one.values if name not in one.chosen))
+        names = dict.fromkeys(name for one in requests for name in one.values if name not in one.chosen)
+        _check_files(self.config, self.config.hydra.runtime.choices, names)
         return requests
 
     def _plan_and_run(self, requests: Sequence[Request], folder: Path) -> None:
@@ -196,20 +196,17 @@ def _difference(name: str, value: object, other_name: str, other: object) -> int
     return value - other
 
 
-def _check_roots(config: Any, choices: Mapping[str, Any]) -> None:
-    """Raise JobError if a configuration file has a group at its root, where it selects no file. `choices`: Hydra's."""
+def _check_files(config: Any, choices: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Raise JobError for what files set and nothing reads. `choices`: those of groups. `names`: of all their values."""
     for group in ("shape", "model", "measure", "experiment"):
         if isinstance(config.get(group), DictConfig):
             raise JobError(f"{group}={choices.get(group)}: its file must begin with the line `# @package _global_`")
         if config.get(group) not in (None, choices.get(group)):
             raise JobError(f"`{group}:` at the root of a file selects nothing: choose it in the file's `defaults:`")
-
-
-def _check_names(names: Iterable[str]) -> None:
-    """Raise JobError for names that configuration files set, and that aren't fields."""
-    valid = command_line_names() | set(GROUPS)
-    extra = [name for name in names if name not in valid | {"hub_ids", "shape_workload"}]
-    if errors := [unknown("field", name, valid, "python -m tpbench list fields") for name in extra]:
+    valid = {*command_line_names(), *GROUPS, "hub_ids", "shape_workload"}
+    if errors := [
+        unknown("field", name, valid, "python -m tpbench list fields") for name in names if name not in valid
+    ]:
         raise JobError("\n".join(f"in a configuration file: {error}" for error in errors))
 
 

@@ -45,23 +45,13 @@ def command(job: Job, file: Path, log_dir: Path) -> list[str]:
 
     `file`: the task, or the list of tasks of ranks that stay.
     """
-    return [
-        sys.executable,
-        "-m",
-        "tpbench.worker.torchrun",
-        "--nnodes=1",
-        f"--nproc-per-node={job.world_size}",
-        f"--rdzv-backend={BACKEND}",
-        f"--rdzv-id={file.parent.parent.name}-{file.parent.name}",
-        "--local-addr=127.0.0.1",
-        "--max-restarts=0",
-        "--monitor-interval=0.1",
-        f"--log-dir={log_dir}",
-        "--redirects=3",
-        "-m",
-        "tpbench.worker.rank",
-        str(file),
-    ]
+    options = (
+        f"--nnodes=1 --nproc-per-node={job.world_size} --rdzv-backend={BACKEND} --local-addr=127.0.0.1 "
+        "--max-restarts=0 --monitor-interval=0.1 --redirects=3"
+    )
+    names = [f"--rdzv-id={file.parent.parent.name}-{file.parent.name}", f"--log-dir={log_dir}"]
+    agent = [sys.executable, "-m", "tpbench.worker.torchrun", *options.split(), *names]
+    return [*agent, "-m", "tpbench.worker.rank", str(file)]
 
 
 def environment(

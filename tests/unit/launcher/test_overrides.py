@@ -14,7 +14,7 @@ from tpbench.launcher.command_line.arguments import (
     for_hydra,
     rewritten,
 )
-from tpbench.launcher.sweep import SweepComposer, _check_names, _check_roots
+from tpbench.launcher.sweep import SweepComposer, _check_files
 from tpbench.settings import JobError
 from tpbench.workloads import workloads
 
@@ -75,18 +75,18 @@ def test_a_wrong_value_of_an_option_is_named(arguments: list[str], message: str)
 
 
 def test_a_group_at_the_root_of_a_file_is_refused() -> None:
-    _check_roots({"model": "a", "loss": "cross_entropy"}, {"model": "a", "shape": "b"})
+    _check_files({"model": "a", "loss": "cross_entropy"}, {"model": "a", "shape": "b"}, [])
     for group in ("measure", "model"):
         with pytest.raises(JobError, match=f"`{group}:` at the root of a file selects nothing"):
-            _check_roots({group: "x"}, {group: "mine"})
+            _check_files({group: "x"}, {group: "mine"}, [])
     with pytest.raises(JobError, match="shape=mine: its file must begin with the line"):
-        _check_roots(OmegaConf.create({"shape": {"tokens": 3}}), {"shape": "mine"})
+        _check_files(OmegaConf.create({"shape": {"tokens": 3}}), {"shape": "mine"}, [])
 
 
 def test_a_name_in_a_file_that_is_no_field_is_refused() -> None:
-    _check_names(["tokens", "resume", "shape_workload", "hub_ids", "variant"])
+    _check_files({}, {}, ["tokens", "resume", "shape_workload", "hub_ids", "variant"])
     with pytest.raises(JobError, match=r"in a configuration file: no field is called tokenss, did you mean tokens"):
-        _check_names(["tokenss"])
+        _check_files({}, {}, ["tokenss"])
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,9 @@ JOBS = {
     "dp2_tp2": {"tp_size": 2, "dp_size": 2, "device": "cuda"},
 }
 GOLDEN = """\
--m tpbench.worker.torchrun --nnodes=1 --nproc-per-node={ranks} --rdzv-backend=tpbench
---rdzv-id=20260101-000000-abcdef-3 --local-addr=127.0.0.1 --max-restarts=0 --monitor-interval=0.1
---log-dir=/runs/20260101-000000-abcdef/3 --redirects=3 -m tpbench.worker.rank
-/runs/20260101-000000-abcdef/3/cell.json
+-m tpbench.worker.torchrun --nnodes=1 --nproc-per-node={ranks} --rdzv-backend=tpbench --local-addr=127.0.0.1
+--max-restarts=0 --monitor-interval=0.1 --redirects=3 --rdzv-id=20260101-000000-abcdef-3
+--log-dir=/runs/20260101-000000-abcdef/3 -m tpbench.worker.rank /runs/20260101-000000-abcdef/3/cell.json
 """
 
 

@@ -11,13 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tpbench.job import Job
 from tpbench.launcher import interrupts, torchrun
 from tpbench.launcher.attempt import JOB_FILE, Attempt, abandon
 from tpbench.launcher.display import Display
 from tpbench.launcher.host import Host
 from tpbench.launcher.options import SlurmSettings, SweepOptions
-from tpbench.launcher.planning.forecast import expected_seconds, measured_seconds
 from tpbench.launcher.planning.plan import Cell
 from tpbench.launcher.runner import Runner
 from tpbench.launcher.slurm import cluster
@@ -106,14 +104,14 @@ class Slurm(Runner):
         executor = SlurmExecutor(lists[0][0].folder.parent / SUBMITIT, max_num_timeout=settings.requeues)
         path = f"export PYTHONPATH={shlex.quote(str(torchrun.PACKAGE_ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}"
         setup = [*([] if torchrun.INSTALLED else [path]), *map(_required, settings.setup)]
-        minutes = settings.time_limit_min or 10 + math.ceil(_longest_s(lists) / 60)  # its processes start and end
+        longest_s = max(sum(attempt.cell.job.timeout_s for attempt in alike) for alike in lists)
+        minutes = settings.time_limit_min or 10 + math.ceil(longest_s / 60)  # processes start and end
         parameters = {
             "nodes": 1,
             "ntasks_per_node": 1,  # torchrun starts the ranks
             "cpus_per_task": settings.cpus_per_task or (ranks if device == "cpu" else None),
             "gpus_per_node": ranks if device == "cuda" else None,
             "time": minutes,
-            "mem": f"{math.ceil(settings.mem_gib * 1024)}M" if settings.mem_gib else None,
             "array_parallelism": settings.array_parallelism,
             "signal_delay_s": min(settings.signal_delay_s, 30 * minutes),
             "additional_parameters": {"requeue": True, **dict(settings.sbatch)},
@@ -161,21 +159,6 @@ class Slurm(Runner):
             interrupts.sleep(0.2)
 
 
-def _longest_s(lists: Sequence[Sequence[Attempt]]) -> float:
-    """Return the time that the cells of one Slurm job may take: their timeouts, or twice what several cells will need.
-
-    A job that needs more is requeued, and continues with the cells that are left.
-    """
-    if max(map(len, lists)) == 1:
-        return max(attempt.cell.job.timeout_s for (attempt,) in lists)
-    measured = measured_seconds([attempt.cell for alike in lists for attempt in alike])
-
-    def seconds(job: Job) -> float:
-        return min(job.timeout_s, 2 * (expected_seconds(job, measured) or job.timeout_s))
-
-    return max(sum(seconds(attempt.cell.job) for attempt in alike) for alike in lists)
-
-
 def _required(line: str) -> str:
     """Return a shell line that ends the job if it fails. Its output is in the log that the row of the cell quotes."""
     failed = shlex.quote(f"this line of hydra.launcher.setup failed: {line}")
@@ -204,7 +187,7 @@ class NodeTask:
             if attempt.has_result:  # requeued after the measurement
                 attempt.close()
                 continue
-            facts = {**host.facts, "kernels_version": attempt.cell.job.kernels_version, "host": here.hostname}
+            facts = {**host.facts, "kernels_version": attempt.cell.job.kernels_version, "host": here.hostnames[0]}
             logs = folder / f"run{os.environ.get('SLURM_RESTART_COUNT', 0)}"
             attempts.append(replace(attempt.with_columns(**facts), folder=logs))
         try:
