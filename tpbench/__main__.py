@@ -24,24 +24,13 @@ with packages.explain_missing():
     from tpbench.launcher import interrupts, sweep
     from tpbench.launcher.command_line import arguments as command_line
     from tpbench.launcher.options import COMMANDS, CONF, SlurmSettings, unknown_choice
-    from tpbench.settings import JobError, job_error, user_path
+    from tpbench.settings import JobError, job_error
     from tpbench.suggestions import printable, unknown
 
 
-def _sweep_id() -> str:
-    """Return an identifier that sorts by time and is unique among sweeps that start in the same second."""
-    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:6]}"
-
-
-_outputs: list[Path] = []
-"""The output folders that the command line has named."""
-
-
-def _writable(output_dir: object, dry_run: object) -> str:
-    """Return the parent of the folder into which Hydra writes. That of a dry run is temporary."""
-    path = user_path(output_dir, "output_dir")
-    _outputs.append(path)
-    return f"{tempfile.gettempdir()}/tpbench-{uuid.uuid4().hex}" if dry_run is True else str(path)
+def _sweep_dir() -> str:
+    """Return a temporary folder for Hydra, with the sweep's unique name, which sorts by time."""
+    return f"{tempfile.gettempdir()}/{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:6]}"
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
@@ -60,8 +49,7 @@ def main() -> None:
     command_line.typed[:] = sys.argv[1:]
     if (code := console.information(sys.argv[1:])) is not None:
         sys.exit(code)
-    OmegaConf.register_new_resolver("tpbench.sweep_id", _sweep_id, use_cache=True, replace=True)
-    OmegaConf.register_new_resolver("tpbench.writable", _writable, use_cache=True, replace=True)
+    OmegaConf.register_new_resolver("tpbench.sweep_dir", _sweep_dir, use_cache=True, replace=True)
     sweep.register()
     interrupts.exit_at_once()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors, which are printed here without a stack
@@ -74,10 +62,7 @@ def main() -> None:
     except HydraException as error:
         _exit(_hydra_message(error))
     except OSError as error:  # Hydra creates folders, which fails on a full disk or without permission
-        failed = error.filename and Path(error.filename).absolute()
-        paths = [(path, path.absolute()) for path in _outputs if failed]
-        folders = [path for path, whole in paths if failed.is_relative_to(whole) or whole.is_relative_to(failed)]
-        _exit(f"output_dir={folders[0]} cannot be written: {error.strerror}" if folders else explained(error))
+        _exit(explained(error))
     except interrupts.Terminated:
         sys.exit(interrupts.EXIT_CODE)
     except Exception as error:

@@ -49,13 +49,11 @@ def run_sweep(cells: Sequence[Cell], folder: Path, options: SweepOptions, runner
 
     An interrupt ends the running jobs with all their processes, prints how to continue, and is raised again.
     """
-    output_dirs = sorted({cell.job.output_dir for cell in cells})
-    for path in (folder, *(Path(output_dir, "rows") for output_dir in output_dirs)):
-        path.mkdir(parents=True, exist_ok=True)
+    locks = CellLocks({cell.job.output_dir for cell in cells})
     with Display(len(cells), folder) as display, interrupts.noted(display.tick):
         for line in notes(cells):
             display.note(line)
-        sweep = _Sweep(cells, folder, runner, CellLocks(output_dirs), display)
+        sweep = _Sweep(cells, folder, runner, locks, display)
         try:
             sweep.run(options.resume)
         except Terminated:

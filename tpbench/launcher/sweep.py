@@ -1,6 +1,5 @@
 """Hydra's plugins: they compose the cells of a sweep, plan them, and run them."""
 
-import contextlib
 import shutil
 import sys
 import time
@@ -39,7 +38,7 @@ from tpbench.launcher.options import (
 from tpbench.launcher.planning.plan import Request, plan, sweep_options
 from tpbench.launcher.planning.resume import decide
 from tpbench.launcher.runner import Runner, run_sweep
-from tpbench.settings import JobError, SweepError, defaults, job_error
+from tpbench.settings import JobError, SweepError, defaults, job_error, user_path
 from tpbench.suggestions import unknown
 from tpbench.workloads import variants
 
@@ -63,11 +62,10 @@ class TorchrunLauncher(Launcher):
         self.config, self.composer = config, SweepComposer(hydra_context.config_loader, config)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        folder = Path(self.config.hydra.sweep.dir)
-        try:
-            self._plan_and_run(self._requests(job_overrides, initial_job_idx), folder.absolute())
-        finally:
-            _remove_if_unused(folder)
+        of_hydra = Path(self.config.hydra.sweep.dir)  # its sweeper has written a file there
+        shutil.rmtree(of_hydra, ignore_errors=True)
+        folder = user_path(self.config.output_dir, "output_dir").absolute() / "sweeps" / of_hydra.name
+        self._plan_and_run(self._requests(job_overrides, initial_job_idx), folder)
         return [JobReturn(overrides=overrides, status=JobStatus.COMPLETED) for overrides in job_overrides]
 
     def runner(self, options: SweepOptions) -> Runner:
@@ -105,6 +103,11 @@ class TorchrunLauncher(Launcher):
             return
         if not packages.installed("torch"):  # the ranks import it, and this process does not
             raise ModuleNotFoundError(name="torch")
+        for output_dir in {cell.job.output_dir for cell in cells}:
+            try:
+                Path(output_dir, "rows").mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise JobError(f"output_dir={output_dir} cannot be written: {error.strerror}") from None
         try:
             attempts = run_sweep(cells, folder, options, runner)
         except JobError as error:
@@ -208,12 +211,3 @@ def _check_files(config: Any, choices: Mapping[str, Any], names: Iterable[str]) 
         unknown("field", name, valid, "python -m tpbench list fields") for name in names if name not in valid
     ]:
         raise JobError("\n".join(f"in a configuration file: {error}" for error in errors))
-
-
-def _remove_if_unused(folder: Path) -> None:
-    """Remove the folder of a sweep that has only the file of Hydra's sweeper, and its parents if they are empty."""
-    with contextlib.suppress(OSError):
-        if [file.name for file in folder.iterdir()] == ["multirun.yaml"]:
-            shutil.rmtree(folder)
-            folder.parent.rmdir()
-            folder.parent.parent.rmdir()
