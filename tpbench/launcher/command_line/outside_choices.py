@@ -35,7 +35,7 @@ command_line_variants: dict[str, OutsideVariant] = {}
 typed_choices: dict[tuple[str, str], str] = {}
 """By group and choice: what a user types in any folder for a choice that a command line has added."""
 user_files: set[str] = set()
-"""The models and losses of user's files that this process's command line has named, as values of their fields."""
+"""The losses of user's files that this process's command line has named, as values of `objective`."""
 
 
 def choice_name(group: str, typed: str, folders: Sequence[Path] = ()) -> str | None:
@@ -45,32 +45,30 @@ def choice_name(group: str, typed: str, folders: Sequence[Path] = ()) -> str | N
     a file that cannot be used.
     """
     path, _, name = typed.rpartition(":")
-    is_file = path.endswith(".py")
     if group == "variant":
-        if is_file and name == "all" and "all" not in (names := names_in(user_path(path))):
+        if path.endswith(".py") and name == "all" and "all" not in (names := names_in(user_path(path))):
             return ",".join(filter(None, (choice_name(group, f"{path}:{name}") for name in names)))
         if typed in variants() or typed in command_line_variants:
             return typed
         return None if (outside := find_outside(typed)) is None else _variant_name(outside)
-    if group == "loss" and is_file:
+    if group == "loss" and path.endswith(".py"):
         file = user_path(path, "the file of a loss").resolve()
         function = source.function(file, name, OBJECTIVE_PARAMETERS)
-        return _added(group, f"{file}:{name}", {"loss": "logprob", "objective": function}, function)
-    if group == "model" and (is_file or "/" in typed):
-        file = user_path(path if is_file else typed)
-        model = f"{file.resolve()}:{name}" if is_file else str(file.resolve()) if file.exists() else typed
-        # The sizes of another model stand for those that follow from the folder or the file.
+        user_files.add(function)
+        return _added(group, f"{file}:{name}", {"loss": "logprob", "objective": function})
+    if group == "model" and "/" in typed:
+        model = str(folder.resolve()) if (folder := user_path(typed)).exists() else typed
+        # The sizes of another model stand for those that follow from the folder.
         node = {"defaults": ["tiny_llama3", "_self_"], "model_dir": model}
-        return _file_of(typed, folders) or _added(group, model, node, model)
+        return _file_of(typed, folders) or _added(group, model, node)
     return None
 
 
-def _added(group: str, typed: str, node: dict[str, Any], value: str) -> str:
-    """Return the name of a new choice. `typed`: what a user types for it. `value`: that of the field with the file."""
+def _added(group: str, typed: str, node: dict[str, Any]) -> str:
+    """Return the name of a new choice. `typed`: what a user types for it."""
     name = typed.replace("/", "|")  # a name with a slash would be a file in a folder
     ConfigStore.instance().store(name, {group: name} | node, group, "_global_")
     typed_choices[group, name] = typed
-    user_files.add(value)
     return name
 
 
