@@ -19,9 +19,8 @@ from tpbench.launcher.attempt import Attempt
 from tpbench.launcher.devices import Lease
 from tpbench.launcher.failure import AGENT_LOG, describe
 from tpbench.measure.machine import available_cores, omp_threads
-from tpbench.worker.start import MARKER, STACK_SIGNAL, STORE_FILE, die_with_parent
+from tpbench.worker.start import BACKEND, MARKER, STACK_SIGNAL, STORE_FILE, die_with_parent
 from tpbench.worker.task import LIST_FILE, PROGRESS_FILE, JsonLines
-from tpbench.worker.torchrun import BACKEND
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 

@@ -13,6 +13,9 @@ MARKER = "TPBENCH_ROW_ID"
 AGENT = "TPBENCH_AGENT"
 """Environment variable of ranks: the number of torchrun's process."""
 
+BACKEND = "tpbench"
+"""Name of the rendezvous on torchrun's command line."""
+
 STORE_FILE = "TPBENCH_STORE_FILE"
 """Environment variable of every process of a job: the file of its key-value store, in a folder of mode 0700."""
 

@@ -12,10 +12,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from tpbench.worker.start import AGENT, STORE_FILE, import_once
+from tpbench.worker.start import AGENT, BACKEND, STORE_FILE, import_once
 
-BACKEND = "tpbench"
-"""Name of the rendezvous on torchrun's command line."""
 FAILURES_FILE = "failures.json"
 
 

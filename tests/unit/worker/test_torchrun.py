@@ -9,8 +9,8 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry as registry
 
 from tpbench.launcher.torchrun import ProcessTree
-from tpbench.worker.start import MARKER, STORE_FILE
-from tpbench.worker.torchrun import BACKEND, register_rendezvous
+from tpbench.worker.start import BACKEND, MARKER, STORE_FILE
+from tpbench.worker.torchrun import register_rendezvous
 
 
 def listening() -> set[tuple[str, int]]:
