@@ -156,10 +156,8 @@ def key_of(flat: Mapping[str, Any]) -> str:
     """Return the key of the job that `Job.flat` described, by this or another version of tpbench.
 
     A field that the description lacks counts as its default. A field that this version does not have stays in the key:
-    no job of this version is equal to such a job. Settings that the job ignores are hashed with their defaults.
-
-    Raises:
-        KeyError: the job's workload does not exist.
+    no job of this version is equal to such a job. Settings that the job ignores are hashed with their defaults. Raises
+    KeyError if the job's workload does not exist.
     """
     values = {**_FORMER, **field_defaults(flat["workload"]), **flat}
     if _holds(workloads()[flat["workload"]].scheduled, SimpleNamespace(**values)):
@@ -176,17 +174,11 @@ def parse_job(
     also_valid: Collection[str] = (),
     outside: Mapping[str, OutsideVariant] | None = None,
 ) -> Job:
-    """Return the job that flat configuration values describe.
+    """Return the job that flat configuration values describe: plain ones, or strings as a command line has them.
 
-    Args:
-        values: flat field names to plain values, or to strings as a command line has them.
-        chosen: names that the user set on the command line. A name that this job's workload does not have is an error.
-            A default of another workload is not.
-        also_valid: names that may be chosen beside the job's fields, such as options of the whole sweep.
-        outside: variants from outside this package that the command line names, by name.
-
-    Raises:
-        JobError: with every complaint, one per line.
+    `chosen`: names that the user set on the command line. One that this job's workload does not have is an error,
+    unless it is among `also_valid`, the options of a whole sweep. `outside`: variants from outside this package.
+    Raises JobError with every complaint, one per line.
     """
     from_outside = (outside or {}).get(str(values.get("variant")))
     workload, variant = _variant(values, from_outside)
@@ -194,17 +186,13 @@ def parse_job(
         if shape_of not in workloads():
             raise JobError(f"shape_workload={shape_of}: {unknown('workload', shape_of, workloads())}")
         advice = f"python -m tpbench list {workload.name} shows its shapes"
-        if workload.definition:
-            advice = "it has no shapes: write its fields as NAME=VALUE"
-        elif from_outside:
-            advice += f'; a variant of {shape_of} needs the decorator @variant(workload="{shape_of}")'
-        raise JobError(
-            f"variant={variant.name} is of the workload {workload.name}, and the shape is of {shape_of}: {advice}"
-        )
+        if from_outside:
+            advice = f'write its fields as NAME=VALUE, or for a variant of {shape_of} @variant(workload="{shape_of}")'
+        what = f"variant={variant.name} is of the workload {workload.name}, and the shape is of {shape_of}"
+        raise JobError(f"{what}: {advice}")
     chosen = dict.fromkeys(chosen)
     valid = field_names(workload).union(also_valid)
-    topic = f"variant={variant.name}" if workload.definition else workload.name
-    complaints = [_no_such_field(workload, name, valid, topic) for name in chosen if name not in valid]
+    complaints = [_no_such_field(workload, variant, name, valid) for name in chosen if name not in valid]
     job = _parsed(_with_ranks(values), workload, complaints, from_outside)
     # Options that this variant ignores get their defaults, so that equal jobs have equal keys.
     ignored = workload.ignorable_options - variant.options
@@ -223,27 +211,18 @@ def parse_job(
 def stored_job(flat: Mapping[str, Any], outside: OutsideVariant | None = None) -> Job:
     """Return the job that `Job.flat` described, whose variant is `outside` if it is not one of this package.
 
-    Files that the job was resolved from, such as a model's folder, are not read: they may have changed since.
-
-    Raises:
-        JobError: this version of tpbench has no such job.
+    Files that the job was resolved from, such as a model's folder, are not read: they may have changed since. Raises
+    JobError if this version of tpbench has no such job.
     """
     workload, _ = _variant(flat, outside)
     return _parsed(flat, workload, (), outside)
 
 
-def _no_such_field(workload: Workload, name: str, valid: Collection[str], topic: str) -> str:
-    """Return the complaint about a name that jobs of this workload do not have, with the way to change the line.
-
-    `topic`: the argument of `list` that shows the fields.
-    """
-    if workload.scheduled is True and name in _MEASURE_DEFAULTS:
-        return (
-            f"no field of {workload.name} is called {name}: its problem fixes the iterations, so leave out {name}"
-            f"{' (steps=2 makes it short)' if 'steps' in valid else ''}"
-        )
+def _no_such_field(workload: Workload, variant: Variant, name: str, valid: Collection[str]) -> str:
+    """Return the complaint about a name that jobs of this workload do not have."""
     if others := [other.name for other in workloads().values() if name in field_names(other)]:
         return f"no field of {workload.name} is called {name}: leave it out (it is a field of {', '.join(others)})"
+    topic = f"variant={variant.name}" if workload.definition else workload.name
     return unknown(f"field of {workload.name}", name, {*valid, "shape", "variant"}, f"python -m tpbench list {topic}")
 
 

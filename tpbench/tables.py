@@ -6,12 +6,11 @@ meaning in their format.
 
 import csv
 import io
-import itertools
 import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -84,11 +83,6 @@ class Table:
         return [[cell.text for cell in row] for row in self.cells]
 
     @property
-    def widths(self) -> list[int]:
-        """The width of each column on a terminal."""
-        return [max(map(cell_len, texts)) for texts in zip(self.columns, *self.texts, strict=True)]
-
-    @property
     def numeric(self) -> list[bool]:
         """True for each column with a number in some cell. Such columns are aligned to the right."""
         return [any(map(_NUMBER.fullmatch, texts)) for _, *texts in zip(self.columns, *self.texts, strict=True)]
@@ -110,39 +104,21 @@ def number_cell(value: float | None, write: Callable[[float], str]) -> TableCell
 
 
 def show(document: Document, console: Console) -> None:
-    """Print a document without breaking a line. On a terminal, a wider table continues below with its first columns."""
-    console.print(as_text(document, console.width if console.is_terminal else None), soft_wrap=True)
+    """Print a document without breaking a line."""
+    console.print(as_text(document), soft_wrap=True)
 
 
-def as_text(document: Document, width: int | None = None) -> Text:
-    """Return a document with aligned columns and the styles of a terminal. `plain` of the result has no styles.
-
-    Tables that are wider than `width` are divided into blocks of columns.
-    """
+def as_text(document: Document) -> Text:
+    """Return a document with aligned columns and the styles of a terminal. `plain` of the result has no styles."""
     lines = [Text(document.caption, "dim"), Text()] if document.caption else []
     for table in document.tables:
         if table.heading:
             lines.append(Text(table.heading, "bold"))
-        for at, block in enumerate(_blocks(table, width) if width else [table]):
-            lines += [*([Text()] if at else []), *_aligned(block)]
-        lines += [*(Text(note, "dim") for note in table.notes), Text()]
+        lines += [*_aligned(table), *(Text(note, "dim") for note in table.notes), Text()]
     lines += [Text(note.text, STYLES.get(note.kind, "")) for note in _notes(document)]
     while lines and not lines[-1].plain:
         lines.pop()
     return Text("\n").join(lines)
-
-
-def _blocks(table: Table, width: int) -> list[Table]:
-    """Divide the columns of a table into tables of at most that width. Each begins with the leading columns."""
-    widths, keys = table.widths, list(range(table.keys or 1))
-    blocks: list[list[int]] = [[*keys]]
-    for at in range(len(keys), len(widths)):
-        if sum(widths[index] + 2 for index in [*blocks[-1], at]) > width and len(blocks[-1]) > len(keys):
-            blocks.append([*keys])
-        blocks[-1].append(at)
-    rows = [[[row[at] for at in block] for row in table.rows] for block in blocks]
-    columns = [[table.columns[at] for at in block] for block in blocks]
-    return [replace(table, columns=names, rows=of_block) for names, of_block in zip(columns, rows, strict=True)]
 
 
 def aligned_lines(columns: Sequence[str], rows: Sequence[Sequence[TableCell | str]]) -> list[str]:
@@ -160,7 +136,8 @@ def _aligned(table: Table) -> list[Text]:
     """Return the lines of a table: words to the left, numbers to the right."""
     rows = [[Text(name, "bold") for name in table.columns]] if table.columns else []
     rows += [[Text(cell.text, STYLES.get(cell.kind, "")) for cell in row] for row in table.cells]
-    lines, numeric, widths = [], table.numeric, table.widths
+    widths = [max(map(cell_len, texts)) for texts in zip(table.columns, *table.texts, strict=True)]
+    lines, numeric = [], table.numeric
     for words in rows:
         for at, word in enumerate(words):
             word.align("right" if numeric[at] else "left", widths[at])
@@ -220,11 +197,12 @@ def _values(table: Table) -> list[dict[str, float | str]]:
         values: dict[str, float | str] = {**table.facts}
         for at, (column, cell) in enumerate(zip(table.columns, cells, strict=True)):
             is_quantity = bool(table.quantity) and at >= table.keys
-            name = f"{column} {table.quantity}" if is_quantity else column
-            values[name] = cell.text if cell.value is None else cell.value
-            ends = ("x", "x low", "x high") if is_quantity else ()
-            for end, ratio in itertools.zip_longest(ends, cell.ratio if is_quantity else ()):
-                values[f"{column} {end}"] = MISSING if ratio is None else ratio
+            values[f"{column} {table.quantity}" if is_quantity else column] = (
+                cell.text if cell.value is None else cell.value
+            )
+            if is_quantity:
+                ratios = zip(("x", "x low", "x high"), cell.ratio or (None,) * 3, strict=True)
+                values |= {f"{column} {end}": MISSING if ratio is None else ratio for end, ratio in ratios}
         notes = [f"{column}: {cell.note}" for column, cell in zip(table.columns, cells, strict=True) if cell.note]
         lines.append(values | {"notes": "; ".join(notes)})
     return lines

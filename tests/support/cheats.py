@@ -10,12 +10,12 @@ from torch import Tensor
 
 from tpbench.api import EntropyLoss, Output, Shard, Step
 from tpbench.api.embedding_grad import EmbeddingGrad, ExchangeContext
-from tpbench.api.examples import embedding_grad as exchange_example
 from tpbench.api.examples import entropy_loss as example
-from tpbench.api.examples import tp_block as block_example
-from tpbench.api.examples import train_step as train_example
-from tpbench.api.tp_block import BlockContext, PreparedBlock, TpBlock
+from tpbench.api.tp_block import BlockContext, PreparedBlock, TpBlock, prepare
 from tpbench.api.train_step import Context, TorchTrainer, TrainStep
+from tpbench.comm.parallel_linears import SequentialSchedule
+from tpbench.workloads.embedding_grad.exchanges.by_collectives import DenseReduceScatter
+from tpbench.workloads.train_step.training.fsdp import ddp
 
 
 def honest(problem: EntropyLoss, shard: Shard) -> Step:
@@ -108,7 +108,7 @@ def begins_early_on_a_side_stream(problem: EntropyLoss, shard: Shard) -> Step:
     return Step(run)
 
 
-class ExchangeWithStoredAnswer(exchange_example.FastExchange):
+class ExchangeWithStoredAnswer(DenseReduceScatter):
     """The first answer, and the bytes that it took."""
 
     answer: Tensor | None = None
@@ -121,16 +121,16 @@ class ExchangeWithStoredAnswer(exchange_example.FastExchange):
         self.output, self.comm.sent_bytes = self.answer.clone(), self.sent
 
 
-def honest_exchange(problem: EmbeddingGrad, context: ExchangeContext) -> exchange_example.FastExchange:
-    return exchange_example.FastExchange(context)
+def honest_exchange(problem: EmbeddingGrad, context: ExchangeContext) -> DenseReduceScatter:
+    return DenseReduceScatter(problem, context)
 
 
-def exchange_with_stored_answer(problem: EmbeddingGrad, context: ExchangeContext) -> exchange_example.FastExchange:
-    return ExchangeWithStoredAnswer(context)
+def exchange_with_stored_answer(problem: EmbeddingGrad, context: ExchangeContext) -> DenseReduceScatter:
+    return ExchangeWithStoredAnswer(problem, context)
 
 
 def honest_block(problem: TpBlock, context: BlockContext) -> PreparedBlock:
-    return block_example.fast_block(problem, context)
+    return prepare(context, SequentialSchedule(context.inputs.group))
 
 
 def block_with_stored_output(problem: TpBlock, context: BlockContext) -> PreparedBlock:
@@ -150,7 +150,7 @@ TRAINED_STEPS = 3
 
 
 def honest_training(problem: TrainStep, context: Context) -> TorchTrainer:
-    return train_example.fast_train(problem, context)
+    return ddp(problem, context)
 
 
 def training_that_stores_losses(problem: TrainStep, context: Context) -> TorchTrainer:

@@ -73,7 +73,5 @@ def _parsed(path: Path) -> ast.Module:
         raise JobError(f"{path.name}:{error.lineno or 1}: {error.msg}") from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise JobError(f"{path.name} cannot be parsed as Python: {error}") from None
-    except FileNotFoundError:
-        raise JobError(f"there is no file {path}") from None
     except OSError as error:
         raise JobError(f"{path} cannot be read: {error.strerror}") from None

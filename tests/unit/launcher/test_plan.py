@@ -115,8 +115,8 @@ def test_what_a_workload_lacks_is_said_with_the_way_to_change_the_line() -> None
         plan([Request(0, train, ["measure", "table_rows", "heds"])], ThisHost(0))
     names = len(field_names(variants()["fsdp"][0]) | SWEEP_OPTION_NAMES | {"shape", "variant"})
     assert str(caught.value).splitlines() == [
-        "no field of train_step is called measure: its problem fixes the iterations, so leave out measure (steps=2 "
-        "makes it short)",
+        "no field of train_step is called measure: leave it out (it is a field of entropy_loss, linear_loss, "
+        "embedding_grad, tp_block)",
         "no field of train_step is called table_rows: leave it out (it is a field of embedding_grad)",
         "no field of train_step is called heds, did you mean heads or kv_heads? "
         f"(all {names}: python -m tpbench list train_step)",

@@ -132,7 +132,7 @@ def test_a_file_declares_fields_variants_and_columns(folder: Path) -> None:
     assert str(job) == "my_op.py:copies tokens=8 delay_ms=2 how=plain tp_size=2"
     with pytest.raises(JobError, match=r"no field of my_copy is called delay, did you mean delay_ms\?"):
         parsed(["delay"])
-    with pytest.raises(JobError, match="it has no shapes: write its fields"):
+    with pytest.raises(JobError, match="write its fields as NAME=VALUE"):
         parsed(shape_workload="entropy_loss")
     with pytest.raises(JobError, match=r"tokens=0 must be at least 1 \(rows\)"):
         parsed(tokens=0)
@@ -266,7 +266,7 @@ def test_a_session_of_its_own_fixes_the_iterations(folder: Path) -> None:
     )
     rewritten(["variant=my_op.py:copies"])
     assert parsed().scheduled
-    with pytest.raises(JobError, match="its problem fixes the iterations, so leave out max_iterations"):
+    with pytest.raises(JobError, match="no field of my_copy is called max_iterations: leave it out"):
         parsed(["max_iterations"], max_iterations=3)
 
 

@@ -111,14 +111,3 @@ def test_hostile_text_in_csv(hostile):
     rows = list(csv.reader(io.StringIO(as_csv(hostile))))
     assert len({len(row) for row in rows}) == 1
     assert all(value.isprintable() and not value.startswith(("=", "+", "-", "@")) for row in rows for value in row)
-
-
-@pytest.mark.parametrize("width", [30, 44, 400])
-def test_a_wide_table_continues_below_on_a_terminal(width):
-    names = [f"variant{at}" for at in range(6)]
-    table = Table("h", ["vocab", *names], [["131072", *(f"{at}.000 ms" for at in range(6))]], keys=1)
-    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
-    show(Document([table]), console)
-    lines = console.file.getvalue().splitlines()
-    assert max(map(len, lines)) <= width and sum("vocab" in line for line in lines) == {30: 3, 44: 2, 400: 1}[width]
-    assert all(name in console.file.getvalue() for name in names)
