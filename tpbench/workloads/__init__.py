@@ -30,6 +30,8 @@ DTYPES = (
 )  # fmt: skip
 """The dtypes of floating point, which tolerances are for."""
 
+_LOSS_TOLERANCE = {"bfloat16": 2e-2, "float16": 5e-3, "float32": 1e-4}
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -81,9 +83,7 @@ class Pivot:
     """Keys that are computed from a row."""
     implied: tuple[str, ...] = ()
     """Fields of the problem that follow from another key. They are left out, unless only they distinguish two rows."""
-    loss_tolerance: Mapping[str, float] = field(
-        default_factory=lambda: {"bfloat16": 2e-2, "float16": 5e-3, "float32": 1e-4}
-    )
+    loss_tolerance: Mapping[str, float] = field(default_factory=_LOSS_TOLERANCE.copy)
     """By dtype, the largest difference between losses of equal problems, over the larger of the loss and 1."""
 
 
@@ -93,12 +93,10 @@ class Study:
 
     question: str
     columns: tuple[str, ...] = ()
-    """Columns that stand first, before those of the workload that name the study. Those that no row has are left
-    out."""
+    """Columns that stand before those of the workload that name the study. Those that no row has are left out."""
     module: str = ""
-    """Import path of a module that computes the study instead. Its `tables(rows)` returns a list of
-    `tpbench.tables.Table`, and `picture(rows)`, if there is one, a `study_data.Picture` or None. A row is a dictionary
-    by column; missing is None."""
+    """Import path of a module that computes the study instead: `tables(rows)` returns a list of `tpbench.tables.Table`,
+    `picture(rows)`, if there is one, a `study_data.Picture` or None. A row is a dictionary by column."""
     best_by: tuple[str, ...] = ()
     """Columns to compare a cell with the best one of its problem. The first that a row has is used."""
     compared_across: tuple[str, ...] = ()
@@ -130,16 +128,15 @@ class Workload:
     columns: Iterable[Column] | Mapping[str, str] = ()
     """Results that only this workload's rows have. A user's file may give their names and meanings only."""
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Other names that a command line may use, each with the arguments that it stands for, which may use the resolvers
-    of `SweepComposer`. `{}` is the value. Such an argument is an error beside its alias; one without `{}` replaces
-    the alias's own."""
+    """Other names that a command line may use, each with the arguments that it stands for, `{}` being its value. Beside
+    its alias an argument with `{}` is an error, and one without it replaces the alias's. See `SweepComposer`."""
     headline: tuple[str, ...] = ()
     """The problem fields that name a cell in a progress line. A field that is null or 0 is left out."""
     pivot: Pivot = Pivot()
     studies: Mapping[str, Study] = field(default_factory=dict)
     """By name, as `report.py --study` takes it."""
     former_fields: Mapping[str, Any] = field(default_factory=dict)
-    """Fields that the problem had once and that could not change a result, each with its value in every job's key."""
+    """Fields that the problem had once and that could not change a result, with their values in every job's key."""
     scheduled: bool | Callable[[Any], bool] = False
     """True if each iteration continues the one before, as many as the problem says: no stop rule applies, and cells
     cannot be interleaved. `session` runs them. May be a function of the problem."""
@@ -161,10 +158,8 @@ class Workload:
         cls = self.problem
         if not (isinstance(cls, type) and is_dataclass(cls)):
             raise TypeError(f"Workload needs a frozen dataclass with the problem's fields, not {cls!r}")
-        if not isinstance(self.tolerances, Mapping) or not all(
-            dtype in DTYPES and isinstance(limit, (int, float)) and limit >= 0
-            for dtype, limit in self.tolerances.items()
-        ):
+        given = self.tolerances.items() if isinstance(self.tolerances, Mapping) else [("", None)]
+        if not all(name in DTYPES and isinstance(limit, (int, float)) and limit >= 0 for name, limit in given):
             valid = f"(valid dtypes: {', '.join(DTYPES)})"
             raise TypeError(f'tolerances are by dtype, as {{"float32": 1e-5}}, not {self.tolerances!r} {valid}')
         self.name = self.name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
@@ -197,8 +192,7 @@ class Workload:
     @functools.cached_property
     def ignorable_options(self) -> frozenset[str]:
         """The options that a variant without them runs with the default."""
-        traits = field_traits(self.problem, "option")
-        return frozenset(name for name, otherwise in traits.items() if otherwise == "ignored")
+        return frozenset(name for name, what in field_traits(self.problem, "option").items() if what == "ignored")
 
     @functools.cached_property
     def graph_options(self) -> dict[str, Any]:
@@ -211,10 +205,7 @@ class Workload:
         return {**self.former_fields, **field_traits(self.problem, "in_key")}
 
     def resolve(self, problem: Any, chosen: frozenset[str]) -> Any:
-        """Return the problem with all values that its fields refer to, for example values of a file.
-
-        chosen: the names that a user set on the command line. Raises JobError.
-        """
+        """Return the problem with all values that its fields, `chosen` by a user, refer to. Raises JobError."""
         return problem
 
     def planned_columns(self, job: Any) -> Mapping[str, Any]:
@@ -242,13 +233,11 @@ class Workload:
         return self._declare("inputs", function)
 
     def refresh(self, function: FunctionT) -> FunctionT:
-        """Register `(problem, inputs, rank) -> None`: write inputs that follow from others anew, in place, after a
-        change. All ranks call it."""
+        """Register `(problem, inputs, rank) -> None`: all ranks write inputs anew that follow from changed ones."""
         return self._declare("refresh", function)
 
     def reference(self, function: FunctionT) -> FunctionT:
-        """Register `(problem, inputs, rank) -> dict of tensors`: the correct outputs of a rank, in float64. All ranks
-        call it, so it may use collectives."""
+        """Register `(problem, inputs, rank) -> dict of tensors`: the right outputs, in float64. May be collective."""
         return self._declare("reference", function)
 
     def check(self, output: type) -> Callable[[FunctionT], FunctionT]:
@@ -273,18 +262,17 @@ class Workload:
         return lambda function: self._declare("step", function)
 
     def details(self, function: FunctionT) -> FunctionT:
-        """Register `(problem, inputs, session, rank) -> dict` of further `columns`, measured after the iterations.
+        """Register `(problem, inputs, session, rank) -> dict` of further `columns` of a correct row. All ranks call it.
 
-        `session` has `step`, `restore`, `costs`, a `stopwatch`, and the `columns` measured so far. All ranks call it
-        for a correct row; those of rank 0 are stored.
+        `session` has `step`, `restore`, `costs`, a `stopwatch`, and the `columns` measured so far.
         """
         return self._declare("details", function)
 
     def session(self, function: FunctionT) -> FunctionT:
         """Register `(problem, variant, rank) -> Session` for iterations that continue the one before, as training does.
 
-        The session has a `schedule` (`IterationSchedule`). It calls `variant.prepare` and makes, counts and compares
-        everything itself. Where `scheduled` holds, by default always, it replaces all other functions.
+        The session has a `schedule` and does everything itself, from `variant.prepare` on. Where `scheduled` holds, by
+        default always, it replaces all other functions.
         """
         self.scheduled = self.scheduled or True
         return self._declare("session", function)
@@ -352,9 +340,8 @@ def register(workload: Workload) -> None:
 
 def cached_until_registered(function: FunctionT) -> FunctionT:
     """Cache the results of a function of all workloads, until another workload is registered."""
-    cached: Any = functools.cache(function)
-    _caches.append(cached)
-    return cached  # type: ignore[no-any-return]
+    _caches.append(functools.cache(function))
+    return _caches[-1]  # type: ignore[no-any-return]
 
 
 def workloads() -> dict[str, Workload]:
@@ -364,6 +351,4 @@ def workloads() -> dict[str, Workload]:
 
 def variants() -> dict[str, tuple[Workload, Variant]]:
     """Return every variant of this package by name, with its workload. Names are unique across workloads."""
-    return {
-        name: (workload, variant) for workload in workloads().values() for name, variant in workload.variants.items()
-    }
+    return {name: (owner, variant) for owner in workloads().values() for name, variant in owner.variants.items()}

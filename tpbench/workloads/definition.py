@@ -1,7 +1,4 @@
-"""The definition of a workload from a user's file, as plain data.
-
-Rows carry it, so that reports never load the file.
-"""
+"""The definition of a workload from a user's file: plain data in rows, so that reports never load the file."""
 
 import contextlib
 import dataclasses
@@ -70,16 +67,11 @@ def _field(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
 
 
 def known(definition: Mapping[str, Any]) -> Workload:
-    """Return the workload of a definition, without functions and variants, after registering it in this process.
-
-    Raises one of `_BROKEN` for data that `definition_of` did not make: a row file may hold anything.
-    """
+    """Register the workload of a definition, without functions and variants. Raises one of `_BROKEN` for other data."""
     present = workloads().get(str(definition.get("name")))
-    if present is not None and present.definition == definition:
-        return present
-    workload = _made(definition)
-    register(workload)
-    return workload
+    if present is None or present.definition != definition:
+        register(present := _made(definition))
+    return present
 
 
 def _made(definition: Mapping[str, Any]) -> Workload:

@@ -1,8 +1,8 @@
 """Comparison of outputs with the right ones over all ranks: errors, and where the worst one differs.
 
-An error that is a column of a row has one limit for each output: of elements, or of rows by norm. In a row's norm a
-wrong element is lost among many others. So an output is also judged by what has no column: by a bound for each element
-(`bounds`), and by sums over rows, columns or ranks in which rounding errors average out (`groups`).
+An error that is a column of a row has one limit for each output: of elements, or of rows by norm, in which a wrong
+element is lost. So an output is also judged by a bound for each element (`bounds`), and by sums over rows, columns or
+ranks in which rounding errors average out (`groups`).
 """
 
 import math
@@ -21,10 +21,8 @@ class Compared(NamedTuple):
 
     value: Any
     shape: tuple[int, ...]
-    dtype: torch.dtype | None
-    """None: any."""
-    column: str
-    """The column of its error."""
+    dtype: torch.dtype | None  # None: any
+    column: str  # of its error
 
 
 class Finding(NamedTuple):
@@ -93,9 +91,9 @@ class Comparison:
         self._keep_worst(name, "group", _ratio(errors, allowed), text)
 
     def gains(self, name: str, kind: str, sums: Tensor, least: Tensor, limit: float, *, first: int = 0) -> None:
-        """Judge how far the gains of groups, <got, right> / <right, right>, are from 1, as `groups` does.
+        """Judge how far the gains of groups, <got, right> / <right, right>, are from 1.
 
-        sums: <got - right, right> and <right, right> of each group. least: the least that the latter counts as.
+        sums: <got - right, right> and <right, right> of each group. least: of the latter.
         """
         squares = sums[1].maximum(least)
         gains = torch.where(squares == 0, 0.0, sums[0] / squares)
@@ -166,10 +164,8 @@ class Comparison:
 
     def _keep_worst(self, name: str, way: str, ratio: Tensor, text: Callable[[int], str]) -> None:
         """Keep the largest ratio above 1. text: describes that of an index."""
-        if not ratio.numel():
-            return
-        index = int(ratio.argmax())
-        largest = float(ratio.flatten()[index])
+        index = int(ratio.argmax()) if ratio.numel() else 0
+        largest = float(ratio.flatten()[index]) if ratio.numel() else 0.0
         if largest > max(1.0, self.worst.get((name, way), Finding(0.0, "")).ratio):
             self.worst[name, way] = Finding(largest, text(index))
 
@@ -229,10 +225,7 @@ def _ratio(error: Tensor, allowed: Tensor | float) -> Tensor:
 
 
 def _malformed(name: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype | None, device: torch.device) -> str:
-    """Return how an output differs in type, shape, dtype, layout or device from the right one. Empty: it doesn't.
-
-    dtype: None for any real one.
-    """
+    """Return how an output differs in type, shape, dtype (None: any real one), layout or device from the right one."""
 
     def form(shape: Any, of: torch.dtype | None, device: torch.device, layout: Any = torch.strided) -> str:
         is_named = dtype is not None or (of is not None and of.is_complex)

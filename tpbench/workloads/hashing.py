@@ -1,7 +1,4 @@
-"""Pseudo-random inputs from integer hashes of (seed, stream, index), with the same bits on every device.
-
-A number depends on its global index alone, so that each rank makes its part without the others.
-"""
+"""Pseudo-random inputs by hashes of (seed, stream, global index), with the same bits on every rank and device."""
 
 import torch
 from torch import Tensor
@@ -23,10 +20,7 @@ def hash_index(seed: int, stream: int, index: Tensor) -> Tensor:
 
 
 def normal(row_hash: Tensor, column_hash: Tensor) -> Tensor:
-    """Return (rows, columns) fp32, about normally distributed: standard deviation 2.31, within +-8.
-
-    row_hash: (rows,) and column_hash: (columns,), both from `hash_index`.
-    """
+    """Return (rows, columns) fp32 by `hash_index` of both, about normal: standard deviation 2.31, within +-8."""
     bits = _as_int32(row_hash)[:, None] ^ _as_int32(column_hash)
     scratch = torch.empty_like(bits)
     _mix(bits, scratch)
@@ -45,9 +39,9 @@ def fill_normal(
     first: tuple[int, int] = (0, 0),
     column_stream: int | None = None,
 ) -> None:
-    """Fill a part of a matrix with `normal` numbers times `scale`. Element `first` of the matrix is the part's first.
+    """Fill a part of a matrix, from element `first` on, with `normal` numbers times `scale`.
 
-    Rows are hashed by `stream`, and columns by another stream, which is the next one unless it is given.
+    Rows are hashed by `stream`, and columns by the next stream, unless another one is given.
     """
     of_columns = stream + 1 if column_stream is None else column_stream
     rows, columns = part.shape

@@ -15,9 +15,7 @@ _DELAYS = [f"{delay:g} ms late" for delay in LATE_MS]
 def _by_problem(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Mapping[str, Any]]]:
     """Return the newest rows by problem and machine, then by the label of the variant."""
     problems: dict[tuple[Any, ...], dict[str, Mapping[str, Any]]] = {}
-    for row in oldest_first(rows):
-        if row.get("late_ms") is None:
-            continue
+    for row in (row for row in oldest_first(rows) if row.get("late_ms") is not None):
         workload = workloads()[row["workload"]]
         names = dict.fromkeys((*workload.pivot.sections, *workload.headline, "tp_size", "dp_size"))
         values = [(name, row.get(name)) for name in names if name not in workload.option_defaults]

@@ -8,10 +8,10 @@ from types import ModuleType
 
 
 def import_alone(name: str, without_code_of: Sequence[str]) -> ModuleType:
-    """Import an installed module, such as `verl.utils.kernel.kernels`, and return it.
+    """Import a module, such as `verl.utils.kernel.kernels`, and return it.
 
-    without_code_of: packages whose `__init__` does not run, each after the package that contains it. They are removed
-    from `sys.modules` at the end, so that a later import gets the real package or the real error.
+    without_code_of: packages whose `__init__` does not run, each after the one that contains it. `sys.modules` forgets
+    them at the end, so that a later import gets the real package or the real error.
     """
     added = [package for package in without_code_of if package not in sys.modules]
     try:

@@ -18,7 +18,7 @@ from tpbench.comm.collectives import gather_objects
 from tpbench.measure.audit import AuditedSession, Inputs, tensors_of
 from tpbench.measure.rates import compute_ms, gather_gb_per_s, gemm_tflops
 from tpbench.measure.session import Context, Costs, Session, Verdict
-from tpbench.measure.timers import Stopwatch
+from tpbench.measure.timers import Stopwatch, do_nothing
 from tpbench.workloads import NAMES, Variant, Workload
 from tpbench.workloads.differences import Compared, Comparison
 from tpbench.workloads.step import Step, WrongReturn, checked_columns, count, require
@@ -48,16 +48,13 @@ class OperationSession(AuditedSession):
         self.versions, self.checksums = _versions(tensors), [*map(_checksum, tensors)] if self.confined else []
         self.dtype = least_precise(tensors)
         """The least precise dtype of the inputs, whose tolerance holds for all outputs."""
-        self.rates: dict[str, float] = {}
-        """Rates of this machine that the floor needs, as columns."""
-        self.columns: Mapping[str, Any] = {}
-        """The columns measured so far, for the workload's `details`."""
+        self.rates: dict[str, float] = {}  # of this machine that the floor needs, as columns
+        self.columns: Mapping[str, Any] = {}  # measured so far, for the workload's `details`
         self.costs = self._counted()
         # A dictionary of its own: the reference reads the entries of the other one.
         inputs = dict(self.inputs) if isinstance(self.inputs, dict) else self.inputs
         arguments = (problem, inputs, self.rank)
         self.prepared = variant.prepare(*arguments[: _parameters(variant.prepare)])
-        """The value that the variant's function returned."""
         self.run = self._step()
         self.overwrites_inputs = not self.confined and self.run.restore is not None
         self.audited_inputs = Inputs(tensors, changed=self._refresh)
@@ -104,11 +101,10 @@ class OperationSession(AuditedSession):
         self.output = self.run()
 
     def _read(self) -> Any:
-        """Return the output of the last step, or None if none has run."""
         return self.output() if callable(self.output) and not self.confined else self.output
 
     def outputs(self) -> list[Tensor]:
-        """Return the tensors of the last step's output, without those that a step does not need to compute."""
+        """Return the tensors of the last step's output that it must compute."""
         output = self._read()
         if not isinstance(output, self.workload.output):
             return []
@@ -130,8 +126,7 @@ class OperationSession(AuditedSession):
             self._restore()
 
     def _restore(self) -> None:
-        if self.run.restore is not None:
-            self.run.restore()
+        (self.run.restore or do_nothing)()
 
     def _refresh(self) -> None:
         """Let the workload write the inputs that follow from changed ones, unseen by the version counters."""
@@ -188,7 +183,7 @@ class OperationSession(AuditedSession):
         if not any(gather_objects(sum(tensor.numel() for tensor in right.values()))):
             raise WrongReturn(reference, f"{reference.__name__} must return something to compare, got no elements")
         self.compared = True
-        got, right = _as_real(got), _as_real(right)
+        got, right = ({name: _real(value) for name, value in outputs.items()} for outputs in (got, right))
         names = [", ".join(sorted(map(str, outputs))) or "none" for outputs in (got, right)]
         other = f"rank {self.rank.rank}: the step returns the outputs {names[0]}, expected {names[1]}"
         if other := next(filter(None, gather_objects("" if got.keys() == right.keys() else other)), ""):
@@ -213,11 +208,11 @@ class OperationSession(AuditedSession):
         """Return the costs of the busiest rank, with their times at the rates of this machine. Collective."""
         if (function := self.workload.functions.get("costs")) is None:
             return Costs(None, 0)
-        arguments = (self.problem, self.inputs, self.rank)
-        counted = function(*(arguments if _parameters(function) == 3 else arguments[::2]))
+        inputs = [self.inputs] if _parameters(function) == 3 else []
+        counted = function(self.problem, *inputs, self.rank)
         if not isinstance(counted, Costs):
-            kind = type(counted).__name__
-            raise WrongReturn(function, f"{function.__name__} must return tpbench.api.Costs, not {kind}")
+            expected = f"{function.__name__} must return tpbench.api.Costs"
+            raise WrongReturn(function, f"{expected}, not {type(counted).__name__}")
         here = None if counted.bytes_moved is None else count(counted.bytes_moved, function, "bytes_moved")
         counts = (here, count(counted.bytes_communicated, function), count(counted.flops, function, "flops"))
         moves, sends, operations = zip(*gather_objects(counts), strict=True)
@@ -271,8 +266,8 @@ def _checked(verdict: Any, function: Callable[..., Any], workload: Workload) -> 
 def relative_errors(got: Tensor, right: Tensor) -> Tensor:
     """Return the error of each element, relative to the larger of its size and the root mean square of its row.
 
-    A row is along the last dimension of more than one element. Errors below half the smallest number of the dtype count
-    as 0: no variant can avoid underflow. Whole numbers must be equal. NaN and other infinities have an infinite error.
+    A row is along the last dimension of more than one element. Errors below half the dtype's smallest number are 0.
+    Whole numbers must be equal. NaN and other infinities have an infinite error.
     """
     if not right.is_floating_point():
         return torch.where(got == right, 0.0, math.inf).double()
@@ -292,30 +287,24 @@ rows decide nothing about a column."""
 
 
 def _judge_columns(comparison: Comparison, name: str, got: Tensor, right: Tensor, limit: float) -> None:
-    """Judge each column of floating-point numbers by its norm: within its rows' tolerance it could be lost.
-
-    Some error relative to the row remains allowed: a 16th of the tolerance, a quarter of one rounding.
-    """
+    """Judge each column of floating-point numbers by its norm: within its rows' tolerance it could be lost."""
     if not right.is_floating_point() or right.dim() < 2 or right.numel() < COLUMN_ROWS * right.shape[-1]:
         return
     got, right = (values.reshape(-1, right.shape[-1]).double() for values in (got, right))
     finite = got.isfinite() & right.isfinite()
     error = (got - right).where(finite, 0.0).square().sum(0).sqrt()
     square = right.where(finite, 0.0).square()
+    # A 16th of the tolerance of rows is a quarter of one rounding.
     allowed = MOST_OF_COLUMN * square.sum(0).sqrt() + limit / 16 * square.mean(1).sum().sqrt()
     least = torch.finfo(comparison.got[name].dtype).smallest_normal * math.sqrt(len(right))
     comparison.groups(name, "column", error, allowed + least)
 
 
-def _as_real(outputs: dict[str, Any]) -> dict[str, Any]:
-    """Return the outputs, complex ones with real and imaginary parts side by side in the last dimension."""
-
-    def real(value: Any) -> Any:
-        if not isinstance(value, Tensor) or not value.is_complex():
-            return value
-        return torch.view_as_real(value.resolve_conj()).flatten(-2 if value.dim() else -1)
-
-    return {name: real(value) for name, value in outputs.items()}
+def _real(value: Any) -> Any:
+    """Return an output, a complex one with real and imaginary parts side by side in the last dimension."""
+    if not isinstance(value, Tensor) or not value.is_complex():
+        return value
+    return torch.view_as_real(value.resolve_conj()).flatten(-2 if value.dim() else -1)
 
 
 def _versions(tensors: Iterable[Tensor]) -> list[int]:
@@ -353,12 +342,11 @@ def _computed(function: Callable[..., Any], *arguments: Any, twice: bool = True)
 
 def _tensors(function: Callable[..., Any], *arguments: Any) -> dict[str, Tensor]:
     values = function(*arguments)
+    kinds = sorted({type(value).__name__ for value in values.values()}) if isinstance(values, dict) else []
     if isinstance(values, dict) and all(isinstance(value, Tensor) for value in values.values()):
         _require_dense(function, values)
         return values
-    kind = type(values).__name__
-    if isinstance(values, dict):
-        kind = f"a dictionary with {', '.join(sorted({type(value).__name__ for value in values.values()}))}"
+    kind = f"a dictionary with {', '.join(kinds)}" if kinds else type(values).__name__
     raise WrongReturn(function, f"{function.__name__} must return a dictionary of tensors, not {kind}")
 
 

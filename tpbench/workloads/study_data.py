@@ -19,14 +19,10 @@ class Series:
     points: tuple[tuple[float, float], ...]
     dashed: bool = False
     """True for another clock of the series with the same label. Its line is dashed and left out of the legend."""
-    texts: tuple[str, ...] = ()
-    """Text beside each point. May be empty, as may intervals and hovers."""
-    crosses: tuple[float, ...] = ()
-    """Values of x at which memory ran out. Each has a cross at the top."""
-    intervals: tuple[tuple[float, float], ...] = ()
-    """Lower and upper end of each point's error bar."""
-    hovers: tuple[str, ...] = ()
-    """What a browser shows of each point under the mouse."""
+    texts: tuple[str, ...] = ()  # beside each point
+    crosses: tuple[float, ...] = ()  # values of x at which memory ran out
+    intervals: tuple[tuple[float, float], ...] = ()  # lower and upper end of each point's error bar
+    hovers: tuple[str, ...] = ()  # what a browser shows of each point under the mouse
 
 
 @dataclass(frozen=True)
@@ -35,12 +31,9 @@ class Panel:
 
     title: str
     lines: tuple[Series, ...]
-    floor: tuple[tuple[float, float], ...] = ()
-    """Points of the lower limit of all series. A dashed line in the colour of text joins them."""
-    no_gain_to: float = 0.0
-    """Smaller values of x are shaded: no series gains there."""
-    categories: tuple[str, ...] = ()
-    """Names of x = 0, 1, ... Empty: x is a number."""
+    floor: tuple[tuple[float, float], ...] = ()  # points of the lower limit of all series
+    no_gain_to: float = 0.0  # smaller values of x are shaded: no series gains there
+    categories: tuple[str, ...] = ()  # names of x = 0, 1, ..., unless x is a number
 
 
 @dataclass(frozen=True)
@@ -54,10 +47,8 @@ class Picture:
     """The y axis. Ratios are logarithmic, too. From zero, both axes begin at 0, and points are not joined."""
     doubling: tuple[float, ...] = ()
     """Values of x that the axis marks, at equal distances if each is twice the one before. Empty: a linear axis."""
-    labels: tuple[str, ...] = ()
-    """Labels of series in the order of their colours. Empty: in the order of the alphabet."""
-    heading: str = ""
-    """Title above all panels. May be empty."""
+    labels: tuple[str, ...] = ()  # of series in the order of their colours; by default of the alphabet
+    heading: str = ""  # above all panels
 
 
 def oldest_first(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -69,8 +60,7 @@ def oldest_first(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 class Speedups:
     """How many times faster than a baseline implementations are, over an axis, for one problem."""
 
-    facts: Mapping[str, Any]
-    """Columns that agree in all rows."""
+    facts: Mapping[str, Any]  # columns that agree in all rows
     by_clock: Mapping[str, pd.DataFrame]
     """By the name of a time's column: a line for each value of the axis, a column for each implementation."""
 

@@ -26,10 +26,7 @@ def torch_loss_parallel(problem: EntropyLoss, shard: Shard) -> Step:
 
 
 def liger(problem: EntropyLoss, shard: Shard) -> Step:
-    """https://github.com/linkedin/Liger-Kernel: LigerCrossEntropyLoss, LigerVocabParallelCrossEntropy, LigerJSD, GRPO.
-
-    LigerCrossEntropyLoss keeps losses in its input's dtype. LigerJSD gets log-probabilities, which torch computes.
-    """
+    """https://github.com/linkedin/Liger-Kernel: cross-entropy on one rank and over ranks, JSD and GRPO."""
     if problem.loss == "policy":
         return _liger_grpo(problem, shard)
     if problem.loss == "jsd":
@@ -116,10 +113,7 @@ def quack(problem: EntropyLoss, shard: Shard) -> Step:
 
 
 def fast_llm(problem: EntropyLoss, shard: Shard) -> Step:
-    """https://github.com/ServiceNow/Fast-LLM: kernels of entropy losses and GRPO. A checkout on PYTHONPATH suffices.
-
-    Ranks all-reduce each row's maximum and sum of each distribution, and a part of its loss.
-    """
+    """https://github.com/ServiceNow/Fast-LLM: kernels of entropy losses and GRPO. A checkout on PYTHONPATH suffices."""
     divisor = float(formulas.rows_that_count(shard.target) if problem.from_labels else shard.tokens)
     options: dict[str, Any] = {"grad_output": 1.0, "group": shard.group, "divisor": divisor}
     arguments: tuple[Any, ...] = (shard.logits, shard.target)
@@ -150,9 +144,9 @@ def fast_llm(problem: EntropyLoss, shard: Shard) -> Step:
 def flash_attn(problem: EntropyLoss, shard: Shard) -> Step:
     """https://github.com/Dao-AILab/flash-attention: flash_attn.ops.triton.cross_entropy.cross_entropy_loss.
 
-    Ranks gather each other's log-sum-exp and sum the logits of the labels. The package around the kernel's file needs a
-    compiled extension.
+    Ranks gather each other's log-sum-exp and sum the logits of the labels.
     """
+    # The whole package needs a compiled extension.
     function = import_alone("flash_attn.ops.triton.cross_entropy", ("flash_attn",)).cross_entropy_loss
     options = {"logit_scale": problem.logits_scale, "ignore_index": IGNORED, "process_group": shard.group}
     target, gathered = shard.target, 4 * shard.tokens * (shard.tp_size - 1)

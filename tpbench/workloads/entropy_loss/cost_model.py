@@ -43,7 +43,7 @@ class LossSize:
 
     @property
     def kind(self) -> str:
-        """Problems of one kind share coefficients: a kind without measured rows cannot be predicted."""
+        """Problems of one kind share coefficients."""
         return f"loss={self.loss}"
 
     def gathered(self, ranks: int) -> float:
@@ -67,10 +67,7 @@ def size_of(values: Mapping[str, Any]) -> LossSize | None:
 
 
 def counts(label: str, size: LossSize) -> Counts:
-    """Return what a variant does: it works on its shard, or on the logits of the whole vocabulary.
-
-    `label`: its name, then its options, such as `pytorch_tp_manual exchange=all_reduce`.
-    """
+    """Return what a variant does, by its name and options, such as `pytorch_tp_manual exchange=all_reduce`."""
     name, *options = label.split()
     exchanges, ranks = exchanges_of(name), size.tp_size
     gathers, reduces = exchanges == "logits", exchanges == "sums" or "exchange=all_reduce" in options

@@ -16,10 +16,7 @@ from tpbench.workloads.sizes import IGNORED
 
 
 def prepare_manual(problem: EntropyLoss, shard: Shard) -> Step:
-    """Prepare statistics of the local shard, one packed all-gather, or all-reduces of maxima and of sums, and the rest.
-
-    With compile=true the parts before and after the collective are compiled, each as one graph.
-    """
+    """Prepare statistics of the local shard, one packed all-gather, or all-reduces of maxima and of sums, the rest."""
     algorithm = _Algorithm(problem, shard)
     statistics, finish = (_compiled(problem, part) for part in (algorithm.statistics, algorithm.finish))
     sent = (shard.tp_size - 1) * shard.tokens * algorithm.width * 4

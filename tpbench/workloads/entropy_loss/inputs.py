@@ -35,8 +35,6 @@ class Output:
 
 
 Step: TypeAlias = step.Step[Output]
-"""A variant ready to run."""
-
 
 _LOGITS, _TARGET_LOGITS, _LABELS, _IGNORED = range(1, 5)
 """Streams of independent numbers from one seed. Those of column indices are `_COLUMNS` further."""

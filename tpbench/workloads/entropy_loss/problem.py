@@ -39,7 +39,6 @@ class EntropyLoss(losses.LossProblem):
 
 
 _OF_KERNELS: Any = {"by_variant": True, "studies": ("block_cap",)}
-"""Traits of the columns of kernels, which say why one block cap is slow."""
 
 
 @dataclass(frozen=True)

@@ -68,10 +68,9 @@ def cce(problem: LinearLoss, shard: Shard) -> Step:
 def verl(problem: LinearLoss, shard: Shard) -> Step:
     """https://github.com/volcengine/verl, verl/utils/kernel: linear_cross_entropy, of log-probabilities and entropies.
 
-    It has no ignored labels: a mask leaves their rows out. The packages around its kernel need Ray and an inference
-    engine. It imports `kernels` at its first call.
+    It has no ignored labels: a mask leaves their rows out. It imports `kernels` at its first call.
     """
-    packages = ("verl", "verl.utils")
+    packages = ("verl", "verl.utils")  # they need Ray and an inference engine
     import_alone("verl.utils.kernel.kernels", packages)
     function = import_alone("verl.utils.kernel.linear_cross_entropy", packages).linear_cross_entropy
     assert shard.labels is not None

@@ -1,7 +1,4 @@
-"""The linear loss on a rank: its shard, its counted costs, the comparison with the oracle, the products alone.
-
-The oracle's logits are exact, while variants round them to their dtype. So tolerances are those of rounded logits.
-"""
+"""The linear loss on a rank: its shard, its costs, the products alone, and an oracle, whose logits aren't rounded."""
 
 import contextlib
 import functools
@@ -52,8 +49,8 @@ class Oracle(LossOracle):
         super().__init__(problem, shard)
         self.hidden, self.weight, self.dtype = self._whole(shard.hidden), shard.weight.double(), shard.weight.dtype
         self.teacher = shard.teacher and (self._whole(shard.teacher[0]), shard.teacher[1].double())
+        # The probabilities of the last block, times what a logit's error counts, if terms of the gradient cancel.
         self.mass: Tensor | None = None
-        """The probabilities of the last block, times what a logit's error counts, if terms of the gradient cancel."""
 
     def logits(self, rows: slice) -> tuple[Tensor, Tensor | None]:
         target = None if self.teacher is None else self.teacher[0][rows].double() @ self.teacher[1].t()
@@ -61,10 +58,10 @@ class Oracle(LossOracle):
         return self.last_logits
 
     def limits(self) -> dict[str, float]:
-        problem = self.problem
+        problem, is_policy = self.problem, self.problem.is_policy
         # Of a policy, a ratio's relative error: its logarithm may be wrong by two roundings of logits below 32.
-        of_ratio = math.expm1(16 * torch.finfo(self.dtype).eps * self.scale) if problem.is_policy else 0.0
-        loss = LOSS_TOLERANCE[problem.dtype] * self.steep * (4 if problem.is_policy else 1)
+        of_ratio = is_policy * math.expm1(16 * torch.finfo(self.dtype).eps * self.scale)
+        loss = LOSS_TOLERANCE[problem.dtype] * self.steep * (4 if is_policy else 1)
         limits = {"loss_error": max(loss, of_ratio)}
         if problem.entropy:
             limits["entropy_error"] = ENTROPY_TOLERANCE[problem.dtype] * self.steep
@@ -74,12 +71,9 @@ class Oracle(LossOracle):
         return limits
 
     def gradients(self, output: Output) -> dict[str, Compared]:
-        if not self.problem.trains:
-            return {}
-        return {
-            "grad_hidden": Compared(output.grad_hidden, tuple(self.shard.hidden.shape), None, "hidden_grad_error"),
-            "grad_weight": Compared(output.grad_weight, tuple(self.weight.shape), None, "weight_grad_error"),
-        }
+        hidden = Compared(output.grad_hidden, tuple(self.shard.hidden.shape), None, "hidden_grad_error")
+        weight = Compared(output.grad_weight, tuple(self.weight.shape), None, "weight_grad_error")
+        return {"grad_hidden": hidden, "grad_weight": weight} if self.problem.trains else {}
 
     def compare_gradients(self, comparison: Comparison, output: Output, blocks: Blocks) -> None:
         """Record the errors of rows of both gradients, and judge rows, columns and tiles by the noise of rounding."""
@@ -97,10 +91,8 @@ class Oracle(LossOracle):
             part.columns[2] += partial.square().sum(0)
             right_hidden[rows] = self.sum(partial)
         of_hidden = ProductNoise(self.sum(of_hidden.rows), self.sum(of_hidden.columns))
-        for name, right, of_product in (
-            ("grad_hidden", right_hidden, of_hidden),
-            ("grad_weight", right_weight, of_weight),
-        ):
+        products = {"grad_hidden": (right_hidden, of_hidden), "grad_weight": (right_weight, of_weight)}
+        for name, (right, of_product) in products.items():
             if name in comparison.got:
                 got = self._whole(comparison.got[name]) if name == "grad_hidden" else comparison.got[name]
                 slack, explained = torch.finfo(got.dtype).smallest_normal, of_product.allowed(1, right, self.dtype)
@@ -203,10 +195,9 @@ def refresh(problem: LinearLoss, shard: Shard, rank: Context) -> None:
 def costs(problem: LinearLoss, rank: Context) -> Costs:
     """Return the unavoidable costs of a rank with the most columns. Rows of ignored labels cost nothing.
 
-    For training, the floor is the time of the products, then one pass of the loss: a gradient needs the maximum and the
-    sum of its whole row, so that each logit is stored, read once and its gradient written once. The product of the
-    weight's gradient hides the sum of the hidden states' gradients over ranks. Without gradients, the floor is the time
-    of the products, or that of reading their factors.
+    For training, the floor is the time of the products, then a pass of the loss: a gradient needs its row's sum,
+    so that each logit is stored, read once and its gradient written once. A product hides the sum of gradients over
+    ranks. Without gradients, the floor is the time of the products, or that of reading their factors.
     """
     columns, models = -(-problem.vocab // rank.tp_size), problem.matrices
     rows = round(problem.tokens * (1.0 - problem.ignored))

@@ -57,9 +57,8 @@ def with_products(
     shard: Shard, loss: Tensor, row_loss: Tensor | None, entropy: Tensor | None, grad: Tensor | None = None
 ) -> Output:
     """Return losses and, from the gradient of the local logits, those of the hidden states and of the weight."""
-    if grad is None:
-        return Output(loss, row_loss, entropy)
-    return Output(loss, row_loss, entropy, summed(grad @ shard.weight, shard), grad.t() @ shard.hidden)
+    grads = () if grad is None else (summed(grad @ shard.weight, shard), grad.t() @ shard.hidden)
+    return Output(loss, row_loss, entropy, *grads)
 
 
 def loss_parallel(problem: LinearLoss, shard: Shard) -> Step:

@@ -29,12 +29,11 @@ class Shard(LossShard):
 
     @property
     def labels(self) -> Tensor | None:
-        """The target for cross_entropy, policy and logprob, else None."""
         return self.target if isinstance(self.target, Tensor) else None
 
     @property
     def teacher(self) -> tuple[Tensor, Tensor] | None:
-        """The teacher's hidden states and weight for the other losses, unless they have a top k."""
+        """The teacher's hidden states and weight, for losses without labels or a top k."""
         return self.target if type(self.target) is tuple else None
 
 
@@ -45,9 +44,8 @@ class Output:
     loss: Tensor
     """fp32 scalar: the mean loss (or log-probability) over the rows that count, 0 if none counts."""
     row_loss: Tensor | None = None
-    """(tokens,): each row's loss (or log-probability), 0 for a row that does not count. None if it is not computed."""
+    """(tokens,), as the entropy: each row's loss (or log-probability), 0 for a row that does not count."""
     entropy: Tensor | None = None
-    """(tokens,): each row's entropy, 0 for a row that does not count."""
     grad_hidden: Tensor | None = None
     """Like the shard's hidden states, summed over the ranks."""
     grad_weight: Tensor | None = None
@@ -57,8 +55,6 @@ class Output:
 
 
 Step: TypeAlias = step.Step[Output]
-"""A variant ready to run."""
-
 
 _HIDDEN, _WEIGHT, _TEACHER, _TEACHER_WEIGHT, _LABELS, _IGNORED, _UPSTREAM = range(100, 114, 2)
 """Random streams of a seed for row indices. The next stream is for column indices."""

@@ -12,8 +12,7 @@ from tpbench.workloads.losses.inputs import kernel_options
 
 
 def _upstream(problem: LinearLoss, shard: Shard) -> dict[str, Any]:
-    """Return the options of a call that gets the gradients by log-probabilities and entropies, with the mean, from
-    outside."""
+    """Return the options of a call that gets the gradients by log-probabilities and entropies, with the mean."""
     assert shard.upstream is not None
     of_logprob, of_entropy = shard.upstream
     return {"reduction": "sum", "row_grad": of_logprob, "entropy_grad": of_entropy if problem.entropy else None}

@@ -116,9 +116,8 @@ def _liger(problem: LinearLoss, tp_size: int) -> str | None:
 def _liger_cutedsl(problem: LinearLoss, tp_size: int) -> str | None:
     if not problem.trains:
         return "it computes a gradient in its forward pass"
-    if problem.dtype != "bfloat16" or problem.tokens % 128 or problem.vocab % 256:
-        return "it needs bfloat16, tokens that 128 divides and a vocab that 256 divides"
-    return None
+    fits = problem.dtype == "bfloat16" and not problem.tokens % 128 and not problem.vocab % 256
+    return None if fits else "it needs bfloat16, tokens that 128 divides and a vocab that 256 divides"
 
 
 def _cce(problem: LinearLoss, tp_size: int) -> str | None:
@@ -137,9 +136,8 @@ def quack_chunk_rows(problem: LinearLoss) -> int | None:
     """Return QuACK's default chunk size, or one near it, or None. QuACK 0.6.5 raises an error for a chunk with as many
     rows, after padding to a multiple of 128, as the hidden states have columns."""
     for size in (4096, 8192, 2048, 1024, 512, 256, 128):
-        last = (problem.tokens - 1) % size + 1
-        first = min(size, problem.tokens)
-        if problem.hidden not in (-(-rows // 128) * 128 for rows in (first, last)):
+        chunks = min(size, problem.tokens), (problem.tokens - 1) % size + 1
+        if problem.hidden not in (-(-rows // 128) * 128 for rows in chunks):
             return size
     return None
 
@@ -193,12 +191,8 @@ _chunked = "torch's own linear_cross_entropy in chunks (torch 2.13)"
 _variant("linear_torch", "in_torch.chunked", _chunked, unsupported_reason=_torch)
 peer = partial(losses.peer, WORKLOAD)
 peer("linear_liger", "liger_kernel", _liger, "Liger's LigerFusedLinearCrossEntropyLoss and -GRPOLoss, in chunks")
-peer(
-    "linear_liger_cutedsl",
-    "liger_kernel cutlass",
-    first_of(labels_on_one_rank, _liger_cutedsl),
-    "Liger's CuTe kernels for Hopper: liger_fused_linear_cross_entropy_sm90, with all logits",
-)
+_cute = "Liger's CuTe kernels for Hopper: liger_fused_linear_cross_entropy_sm90, with all logits"
+peer("linear_liger_cutedsl", "liger_kernel cutlass", first_of(labels_on_one_rank, _liger_cutedsl), _cute)
 peer("linear_cce", "cut_cross_entropy", _cce, "Apple's cut-cross-entropy in Triton, with its filter of small gradients")
 peer("linear_verl", "verl", _verl, "verl's Triton kernel: log-probabilities and entropies", options={"entropy"})
 peer("linear_quack", "quack", first_of(labels_on_one_rank, _quack), "QuACK's chunked_linear_cross_entropy in CuTe")

@@ -1,7 +1,6 @@
 """What the entropy loss and the linear loss share: a loss over a vocabulary that is sharded over ranks.
 
-An entropy loss is a linear loss whose logits are given. This module doesn't import torch: it has what both problems
-are, and says which of them the losses of other projects cannot do.
+This module, without torch, has what both problems are, and what of them the losses of other projects cannot do.
 """
 
 from collections.abc import Callable
@@ -45,7 +44,6 @@ class LossProblem:
 
     @property
     def trains(self) -> bool:
-        """True if gradients are computed."""
         return self.mode == "train"
 
     @property
@@ -60,7 +58,6 @@ class LossProblem:
 
     @property
     def target_scale(self) -> float:
-        """Factor on the target logits."""
         return self.logits_scale / self.temperature
 
     @property

@@ -1,7 +1,4 @@
-"""The losses of logits by torch's own functions and autograd. The oracle has its own formulas.
-
-They are of the gathered vocabulary, or of a sharded one under loss_parallel.
-"""
+"""The losses of gathered logits, or of sharded ones under loss_parallel, by torch's own functions and autograd."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -154,10 +151,7 @@ def differentiated(
     *,
     trains: bool = True,
 ) -> tuple[list[Any], tuple[Tensor, ...]]:
-    """Return the mean loss, the losses of rows and their entropies, None for those that aren't computed, and gradients.
-
-    losses_of: returns the losses from the factors. objective: returns from all three the scalar to differentiate.
-    """
+    """Return mean loss, losses of rows and entropies, or None, of the factors, and the gradients of their objective."""
     leaves = [factor.detach().requires_grad_(trains) for factor in factors]
     with torch.set_grad_enabled(trains):
         losses = losses_of(*leaves)
@@ -169,10 +163,7 @@ def differentiated(
 def under_loss_parallel(
     shard: Any, labels: Tensor, iteration: Callable[[Callable[[Tensor], Tensor]], Any]
 ) -> Callable[[], Any]:
-    """Return the iteration of a loss by https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html.
-
-    iteration: gets the function that returns the mean cross-entropy of a rank's logits, in their dtype.
-    """
+    """Return an iteration that gets the mean cross-entropy of a rank's logits by torch's `loss_parallel`."""
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Replicate, Shard
     from torch.distributed.tensor.parallel import loss_parallel

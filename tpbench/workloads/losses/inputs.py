@@ -1,7 +1,4 @@
-"""Random labels and matrices of the losses: the same numbers at any world size and on any device.
-
-Each number is an integer hash of (seed, stream, global row, global column), rounded once to the dtype.
-"""
+"""Random labels and matrices of the losses, by `hashing`: the same numbers at any world size and on any device."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,14 +20,10 @@ class LossShard:
     """The place of one rank's part of a problem, and its target."""
 
     tokens: int
-    vocab_start: int
-    """The first column of the logits that this rank holds."""
-    vocab_stop: int
-    """The column after the last one that this rank holds."""
-    vocab_size: int
-    """Columns over all ranks."""
-    group: ProcessGroup | None
-    """The ranks that hold the vocabulary. None if one rank holds all of it."""
+    vocab_start: int  # the first column of the logits that this rank holds
+    vocab_stop: int  # the column after the last one
+    vocab_size: int  # over all ranks
+    group: ProcessGroup | None  # the ranks that hold the vocabulary. None if one rank holds all of it
     tp_rank: int
     tp_size: int
     device: torch.device
@@ -42,7 +35,6 @@ class LossShard:
 
     @property
     def columns(self) -> int:
-        """Columns that this rank holds."""
         return self.vocab_stop - self.vocab_start
 
 
@@ -62,9 +54,9 @@ def place(problem: LossProblem, context: Context) -> dict[str, Any]:
 
 
 def given_target(problem: LossProblem, streams: tuple[int, int], rows: range, device: torch.device) -> Any:
-    """Return the labels or a teacher's top k of some rows, or None for a loss against target logits.
+    """Return labels, (rows,) int64, or a teacher's top k of some rows, or None for a loss against target logits.
 
-    streams: those of the labels, (rows,) int64 and uniform over the vocabulary, and of the choice of rows to ignore.
+    streams: of the labels, uniform over the vocabulary, and of the rows to ignore.
     """
     row = torch.arange(rows.start, rows.stop, dtype=torch.int64, device=device)
     if not problem.from_labels:
@@ -149,10 +141,7 @@ def edges(shard: LossShard, rows: int, which: int) -> list[tuple[int, int]]:
 def normal_matrix(
     problem: Any, streams: tuple[int, int], rows: range, columns: range, device: torch.device, scale: float = 1.0
 ) -> Tensor:
-    """Return (rows, columns) approximately normal numbers with standard deviation 2.31 * scale, within +-8 * scale.
-
-    streams: of the row and column indices. rows, columns: parts of a larger matrix. scale: a power of two.
-    """
+    """Return the numbers of `normal` for these rows and columns, by their streams, times scale, a power of two."""
     out = torch.empty(len(rows), len(columns), dtype=getattr(torch, problem.dtype), device=device)
     fill_normal(out, problem.seed, streams[0], scale, (rows.start, columns.start), streams[1])
     return out

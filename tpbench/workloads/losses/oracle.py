@@ -1,7 +1,4 @@
-"""The float64 oracle of losses over a sharded vocabulary, in blocks of rows, and errors against it.
-
-It computes the definitions (log-softmax, then the sum) on the same shards as the variants, with plain all-reduces.
-"""
+"""The float64 oracle of losses over a sharded vocabulary, in blocks of rows: log-softmax, sums, plain all-reduces."""
 
 import functools
 import hashlib
@@ -24,14 +21,13 @@ from tpbench.workloads.losses.formulas import JSD_BETA
 from tpbench.workloads.losses.inputs import CLIP, policy_rows
 
 Blocks = Iterator[tuple[slice, Tensor, tuple[Tensor, Tensor]]]
-"""Some rows, the right gradient by their local logits, and its two absolute terms: see `gradient_of_mean`."""
+"""Some rows, and what `gradient_of_mean` returns for them."""
 
 
 class LossOracle(ABC):
     """Losses and gradients of blocks of rows, from exact logits. Its methods are collective over the shard's group."""
 
-    BLOCK: ClassVar[Mapping[str, int]]
-    """Logits of a block of rows on a rank, by type of device."""
+    BLOCK: ClassVar[Mapping[str, int]]  # logits of a block of rows on a rank, by type of device
 
     def __init__(self, problem: Any, shard: Any) -> None:
         """`shard`: that of either loss. Only labels and a top k are read of its target."""
