@@ -87,9 +87,9 @@ def options(given: Options) -> None:
     if given.objective is not None and (algorithm not in ("auto", "two_kernels") or exchange == "symmetric"):
         needs = f"loss={given.shown_loss} needs algorithm='two_kernels' or 'auto'"
         raise ValueError(f"{needs}, and exchange='nccl' or 'auto'")
-    needed = {"two_kernels": "nccl", "one_read": "symmetric"}.get(algorithm, exchange)
-    if several and exchange not in ("auto", needed):
-        raise ValueError(f"algorithm={algorithm!r} over ranks is exchange={needed!r}, got exchange={exchange!r}")
+    needed = {"two_kernels": ("nccl",), "one_read": ("symmetric", "yielding")}.get(algorithm)
+    if several and needed and exchange not in ("auto", *needed):
+        raise ValueError(f"algorithm={algorithm!r} over ranks is exchange={needed[0]!r}, got exchange={exchange!r}")
 
 
 def _option(

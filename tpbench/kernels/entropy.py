@@ -61,7 +61,7 @@ def entropy_loss(
     sequence_lengths: Sequence[int] | None = None,
     divisor: float | Tensor | None = None,
     block_cap: int | Literal["auto"] = "auto",
-    exchange: Literal["auto", "nccl", "symmetric"] = "auto",
+    exchange: Literal["auto", "nccl", "symmetric", "yielding"] = "auto",
     algorithm: Literal["auto", "two_reads", "two_kernels", "one_read"] = "auto",
 ) -> EntropyLossResult:
     """Compute the loss of each row and, in the same call, the gradient with respect to the local logits.
@@ -147,11 +147,13 @@ def entropy_loss(
             algorithm="two_reads" there, the others are "one_read" if it fits.
 
             - "symmetric": inside one kernel, which reads each logit once, through memory that the ranks share over
-              NVLink. The ranks set it up together on a group's first use.
-            - "nccl": between two kernels, by one all-gather through the group's backend (gloo on a CPU). Choose it if
-              collectives of other streams may run at the same time, for example FSDP's: the symmetric kernel occupies
-              the whole GPU until all ranks have answered, and a collective that only one rank started would block it.
-            - "auto": symmetric if the ranks are GPUs of one machine that reach each other's memory, else nccl.
+              NVLink. The ranks set it up together on a group's first use. The kernel occupies the whole GPU until all
+              ranks have answered: a collective of another stream that only one rank started would block it.
+            - "yielding": the same, but a program that has waited 20 us leaves its rows to a later kernel. Choose it if
+              collectives of other streams may run at the same time, for example FSDP's. It is "nccl" for jsd, and if
+              the ranks are not GPUs of one machine that reach each other's memory.
+            - "nccl": between two kernels, by one all-gather through the group's backend (gloo on a CPU).
+            - "auto": as "yielding", and "symmetric" if no rank had another process group at the group's first call.
 
             Two kernels run, for any exchange, with a function as the loss, temperatures of rows, a grad to accumulate
             into, a softcap above 64, an entropy or a softcap against a `TopK`, targets of another dtype, very long
@@ -163,7 +165,7 @@ def entropy_loss(
               one rank only.
             - "two_kernels": the first kernel stores each row's statistics, so that the second reads the logits once.
             - "one_read": one persistent kernel that reads each logit once in all. Over several ranks it needs
-              exchange="symmetric".
+              exchange="symmetric" or "yielding".
             - "auto": the exchange decides.
 
     A row whose logits are all -inf has no softmax: its loss and gradient are NaN. A positive weight on a probability of

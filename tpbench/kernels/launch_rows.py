@@ -63,6 +63,7 @@ def _one_pass(
         entropy=rows.outputs.entropy is not None,
         entropy_grad=loss.entropy_weight != 0.0 or rows.inputs.entropy_grad is not None, softcap=caps[0],
         target_softcap=caps[1], beta=loss.beta if loss.loss == "jsd" else 0.0, top=loss.top,
+        yields=peers is not None and (loss.exchange == "yielding" or (loss.exchange == "auto" and not peers.alone)),
     )  # fmt: skip
     if isinstance(prepared, str):
         return prepared

@@ -34,8 +34,8 @@ class Workspace:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.control = torch.zeros(2, dtype=torch.int32, device=device)
-        """The epoch, and how many programs are done."""
+        self.control = torch.zeros(4, dtype=torch.int32, device=device)
+        """The epoch, how many programs are done, and whether a program of exchange="yielding" left rows."""
         self.failed = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         """Set by a kernel whose wait passed its limit. It lies in host memory, to be read without synchronisation."""
         self._failure = ctypes.c_int32.from_address(self.failed.data_ptr())
@@ -52,7 +52,7 @@ class Workspace:
             raise RuntimeError(
                 f"an earlier entropy_loss waited {WAIT_LIMIT_S:.0f} s in vain for the statistics of another rank, "
                 "which died, did not call it, or was kept from it by another stream's collective (then say "
-                "exchange='nccl'): its loss is NaN, and this group can exchange no more"
+                "exchange='yielding'): its loss is NaN, and this group can exchange no more"
             )
 
     def reserve(self, words: int) -> None:
@@ -102,6 +102,8 @@ class PeerWorkspace(Workspace):
         self._handle = -1
         """Handle of the stream of the last launch outside of graphs."""
         self._kept: list[Any] = []
+        self.alone = False
+        """True if no rank has another process group, so that probably no other collective runs at the same time."""
 
     def enter(self) -> None:
         """Order each launch after the last one, also one of another stream: both advance the same epoch."""
@@ -127,7 +129,7 @@ class PeerWorkspace(Workspace):
         forbid_multicast()
         symmetric: Any = importlib.import_module("torch.distributed._symmetric_memory")
         # torch's `empty` does the same after it has imported sympy, which takes 3 s.
-        words = 2 * half + MOST_RANKS  # and one of each rank for meetings
+        words = 3 * half + 2 * MOST_RANKS  # for two meetings and, in the last half, for rows that are left
         buffer = symmetric._SymmetricMemory.empty_strided_p2p((words,), (1,), torch.int64, self.device)
         buffer.zero_()
         # Peers learn the address only after the memory is zero.
@@ -153,12 +155,15 @@ def workspace(group: dist.ProcessGroup, device: torch.device) -> PeerWorkspace |
             "ranks must meet before a CUDA graph is captured: call entropy_loss with this group first, or say "
             "exchange='nccl'"
         )
-    reason = unavailable_reason(
-        gather_values((_rank_reason(group, device), machine_id(), _rendezvous_count), group, device)
-    )
+    answers = gather_values(
+        (_rank_reason(group, device), machine_id(), _rendezvous_count, len(dist.distributed_c10d._world.pg_map)),
+        group, device,
+    )  # fmt: skip
+    reason = unavailable_reason([answer[:3] for answer in answers])
     if reason:
         return reason
     created = PeerWorkspace(group, device)
+    created.alone = all(answer[3] == 1 for answer in answers)
     try:
         created.reserve(1 << 16)
     except Exception as error:  # an error of any kind: the other ranks wait for the answer

@@ -18,7 +18,7 @@ from tpbench.kernels import entropy_loss, symmetric
 from tpbench.kernels.symmetric import unavailable_reason
 
 INF = float("inf")
-EXCHANGES = ("nccl", "symmetric") if torch.cuda.is_available() else ("nccl",)
+EXCHANGES = ("nccl", "symmetric", "yielding") if torch.cuda.is_available() else ("nccl",)
 Case = tuple[torch.Tensor, torch.Tensor, dict[str, Any]]
 """Logits and target of the whole vocabulary, and options."""
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
@@ -117,11 +117,11 @@ def test_ranks_agree_on_symmetric_memory(ranks: list[tuple[str, str, int]], reas
     assert (unavailable_reason(ranks) == "") == (reason == "") and reason in unavailable_reason(ranks)
 
 
-def _left_alone(rank: Rank, logits: torch.Tensor, labels: torch.Tensor) -> tuple[bool, float, str]:
+def _left_alone(rank: Rank, logits: torch.Tensor, labels: torch.Tensor, exchange: str) -> tuple[bool, float, str]:
     """The first rank's second call, whose peer is dead: whether its loss is NaN, after how long, and the third call's
     error."""
     local, labels, shard = _shard(rank, logits, labels)
-    shard["exchange"] = "symmetric"
+    shard["exchange"] = exchange
     assert entropy_loss(local, labels, **shard).loss.isfinite()  # whose wait is as long as the peer compiles
     torch.cuda.synchronize()
     symmetric.WAIT_LIMIT_S = 4.0
@@ -136,9 +136,10 @@ def _left_alone(rank: Rank, logits: torch.Tensor, labels: torch.Tensor) -> tuple
 
 
 @needs_2_gpus
-def test_a_rank_whose_peer_is_killed_ends_with_an_error() -> None:
+@pytest.mark.parametrize("exchange", ["symmetric", "yielding"])
+def test_a_rank_whose_peer_is_killed_ends_with_an_error(exchange: str) -> None:
     with pytest.raises(RankError, match=r"rank 1: died \(exit code -9\)") as raised:
-        run_on_ranks(2, _left_alone, *make("cross_entropy", vocab=101), timeout_s=60.0)
+        run_on_ranks(2, _left_alone, *make("cross_entropy", vocab=101), exchange, timeout_s=60.0)
     assert raised.value.answers[0] is not None
     nan, took, error = raised.value.answers[0]
     assert nan and 3.0 < took < 30.0 and "in vain for the statistics of another rank" in error
@@ -147,7 +148,7 @@ def test_a_rank_whose_peer_is_killed_ends_with_an_error() -> None:
 def _captured(rank: Rank, logits: torch.Tensor, target: torch.Tensor, loss: Any, grad: str) -> list[Any]:
     """Loss and gradient of a graph's replays, of logits that change in between, and of a call without a graph."""
     local, target, shard = _shard(rank, logits, target)
-    shard |= {"loss": loss, "exchange": "symmetric"}
+    shard |= {"loss": loss, "exchange": "yielding" if len(local) == 300 else "symmetric"}
     held = local.clone()
     for _ in range(2):
         entropy_loss(held.copy_(local), target, grad=grad, **shard)
@@ -178,6 +179,54 @@ def test_a_graph_over_ranks_may_be_replayed_between_other_calls(loss: Any, rows:
         assert len({each[0].item() for each in by_rank[0]}) == 3
 
 
+def _late(rank: Rank, logits: torch.Tensor, target: torch.Tensor, loss: Any) -> list[bool]:
+    """Whether a rank's programs left rows: when no rank, this one, and the other one came late after a meeting."""
+    local, target, shard = _shard(rank, logits, target)
+    shard["loss"] = loss
+    right = entropy_loss(local, target, exchange="symmetric", **shard)
+    launch = entropy_loss(local, target, exchange="yielding", **shard).how.relaunch
+    left = launch.prepared.late_rows and symmetric.workspace(rank.group, rank.device).control[2]
+    (meet, *meeting), reads, (meet_again, *again), late_rows = launch.queue
+    found = []
+    for late in (None, rank.rank, 1 - rank.rank):
+
+        def meet_and_sleep(*arguments: Any, late: int | None = late) -> None:
+            meet(*arguments)
+            torch.cuda._sleep(1_000_000 * (late == rank.rank))
+
+        def look_and_meet(*arguments: Any) -> None:
+            found.append(left.clone())
+            meet_again(*arguments)
+
+        launch.queue = [(meet_and_sleep, *meeting), reads, (look_and_meet, *again), late_rows]
+        result = entropy_loss(local, target, exchange="yielding", **shard)
+        assert torch.equal(result.row_loss, right.row_loss) and torch.equal(result.grad, right.grad)
+        torch.cuda.synchronize()
+    return [bool(each) for each in found]
+
+
+@needs_2_gpus
+@pytest.mark.parametrize("loss", ["cross_entropy", "reverse_kl"])
+@pytest.mark.parametrize("vocab", [65536, 128256])
+def test_rows_that_a_rank_left_have_the_bits_of_the_others(loss: Any, vocab: int) -> None:
+    first, second = run_on_ranks(2, _late, *make(loss, rows=2000, vocab=vocab, dtype=torch.bfloat16), loss)
+    assert first[2] and second[2]
+
+
+def _groups(rank: Rank) -> tuple[bool, bool]:
+    """Whether the exchange of two groups yields by default: one alone, and one beside another."""
+    logits, labels = make("cross_entropy", rows=64)
+    groups = [rank.group, torch.distributed.new_group([0, 1])]
+    hows = [entropy_loss(*_shard(rank, logits, labels)[:2], group=group).how for group in groups]
+    alone, other = (how.relaunch.prepared.late_rows is not None for how in hows)
+    return alone, other
+
+
+@needs_2_gpus
+def test_the_default_yields_if_there_is_another_group() -> None:
+    assert run_on_ranks(2, _groups) == [(False, True)] * 2
+
+
 REFUSED: dict[str, dict[str, Any]] = {
     "'two_kernels', 'one_read' or 'auto'": {"algorithm": "two_reads"},
     "'two_kernels' over ranks is exchange='nccl'": {"algorithm": "two_kernels", "exchange": "symmetric"},
@@ -206,7 +255,7 @@ def _uneven(
     stop = held * (rank.rank + 1) if rank.rank < rank.world_size - 1 else logits.shape[1]
     columns = slice(held * rank.rank, stop)
     target = target if loss == "cross_entropy" else target[:, columns]
-    exchange: Any = "auto" if held else "nccl"
+    exchange: Any = "yielding" if held else "nccl"
     result = entropy_loss(
         logits[:, columns].to(rank.device), target.to(rank.device), loss=loss, group=rank.group, exchange=exchange
     )

@@ -21,7 +21,7 @@ from tpbench.kernels.symmetric import Workspace
 def compile_kernel(
     loss: str, columns: int, world_size: int, top_loss: str = "", **options: Any
 ) -> tuple[str, str, int]:
-    """Compile the kernel of a call with 64 rows. Returns its name, its PTX and its bytes of shared memory.
+    """Compile the kernels of a call with 64 rows. Returns of the last its name, its PTX and its bytes of shared memory.
 
     top_loss: a loss against a teacher's top 64. options: of `prepare`.
     """
@@ -47,9 +47,11 @@ def compile_kernel(
             entropy_grad=row_loss if "entropy_grad" in options else None,
         )
         launch_once(logits, labels, logits, inputs, RowOutputs(row_loss), row_loss)
-    launched = {name: value for name, value in prepared.kernel.constants.items() if name != "SPEC"}
-    compiled = compile_for(gpu.compiled[-1].src, target=GPUTarget("cuda", 90, 32), options=launched)
-    return prepared.kernel.kernel.__name__, compiled.asm["ptx"], compiled.metadata.shared
+    for kernel in filter(None, (prepared.kernel, prepared.late_rows)):
+        source = next(each.src for each in gpu.compiled if each.src.fn is kernel.kernel)
+        launched = {name: value for name, value in kernel.constants.items() if name not in kernel.kernel.arg_names}
+        compiled = compile_for(source, target=GPUTarget("cuda", 90, 32), options=launched)
+    return kernel.kernel.__name__, compiled.asm["ptx"], compiled.metadata.shared
 
 
 OPTIONS = {"smoothed": True, "entropy": True, "entropy_grad": True, "softcap": 30.0}
@@ -61,6 +63,7 @@ CASES: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...] = (
     (("forward_kl", 1024, 2), {**OPTIONS, "smoothed": False, "target_softcap": 30.0}),
     (("cross_entropy", 65536, 1, "reverse_kl"), {}),
     (("cross_entropy", 16384, 2, "forward_kl"), {}),
+    (("reverse_kl", 8192, 2), {"yields": True}),
 )
 """Arguments of `compile_kernel`."""
 
@@ -75,9 +78,12 @@ def compiled() -> list[tuple[str, str, int]]:
 
 
 def test_kernels_compile(compiled: list[tuple[str, str, int]]) -> None:
-    names = ["whole_row_kernel", "shared_rows_kernel", "mixture_kernel"] + 4 * ["one_pass_kernel"]
+    names = (
+        ["whole_row_kernel", "shared_rows_kernel", "mixture_kernel"] + 4 * ["one_pass_kernel"] + ["late_rows_kernel"]
+    )
     assert [name for name, _, _ in compiled] == names
     for (_, code, shared_bytes), ((_, columns, world_size, *_), _) in zip(compiled, CASES, strict=True):
         assert "cp.async.cg.shared.global" in code  # tiles are copied in whole vectors
-        assert ("st.relaxed.sys.global.b64" in code) == (world_size > 1 or columns == 151936)
+        sends = (world_size > 1 or columns == 151936) and columns != 8192
+        assert ("st.relaxed.sys.global.b64" in code) == sends
         assert shared_bytes <= H200.shared_bytes

@@ -91,7 +91,7 @@ def linear_entropy_loss(
     hidden_sharded: bool = False,
     workspace_gib: float | Literal["auto"] = "auto",
     block_cap: int | Literal["auto"] = "auto",
-    exchange: Literal["auto", "nccl", "symmetric"] = "auto",
+    exchange: Literal["auto", "nccl", "symmetric", "yielding"] = "auto",
 ) -> LinearEntropyLossResult:
     """Compute the entropy loss of logits = hidden @ weight.T + bias, and the gradients of hidden, weight and bias.
 

@@ -18,10 +18,20 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tpbench.kernels.one_pass.layouts import queues, state_layout, words_layout, words_shape
-from tpbench.kernels.one_pass.ptx import await_words, send_word
-from tpbench.kernels.one_pass.state import empty_number
+from tpbench.kernels.one_pass.layouts import (
+    queues,
+    row_layout,
+    state_layout,
+    words_layout,
+    words_shape,
+)
+from tpbench.kernels.one_pass.ptx import await_words, first, send_word, vote
+from tpbench.kernels.one_pass.state import empty_number, merge_along
 from tpbench.kernels.row_terms import numbers_of, state_of
+from tpbench.kernels.symmetric import MOST_RANKS
+
+MEETINGS = gl.constexpr(2 * MOST_RANKS)
+"""Words of meetings in a buffer, behind its two halves."""
 
 
 class WordQueues(NamedTuple):
@@ -111,14 +121,17 @@ def _send_number(value, nothing, NUMBER: gl.constexpr, exchange, own_word, sent,
 
 
 @gluon.jit
-def send_state(state, first_row, n_rows, exchange, SPEC: gl.constexpr):
-    """Send the states (ROWS,) of this part of the rows from first_row on to all ranks.
-
-    Returns which rows exist, bool (ROWS, 1), and the position of their first words, int64 (ROWS, 1).
-    """
+def words_of_rows(first_row, n_rows, exchange, SPEC: gl.constexpr):
+    """Return which rows from first_row on exist, bool (ROWS, 1), and where their words begin, int64 (ROWS, 1)."""
     row = (first_row + exchange.row_in_tile).to(gl.int64)
     exists = (row < n_rows)[:, None]
-    first_word = word_at(exchange.epoch, exchange.half.to(gl.int64), row, 0, queues(SPEC))[:, None]
+    return exists, word_at(exchange.epoch, exchange.half.to(gl.int64), row, 0, queues(SPEC))[:, None]
+
+
+@gluon.jit
+def send_state(state, first_row, n_rows, exchange, SPEC: gl.constexpr):
+    """Send the states (ROWS,) of this part of the rows from first_row on to all ranks, and return `words_of_rows`."""
+    exists, first_word = words_of_rows(first_row, n_rows, exchange, SPEC)
     send_numbers(numbers_of(state, SPEC), 0, exists, first_word, exchange, SPEC)
     return exists, first_word
 
@@ -152,17 +165,19 @@ def first_look(exists, first_word, FIRST: gl.constexpr, COUNT: gl.constexpr, exc
 
 
 @gluon.jit
-def receive_states(words, inbox, needed, limits, exchange, SPEC: gl.constexpr):
-    """Wait for the states of all parts of the rows, (ROWS, RANKS * SLOTS), as `receive_numbers` does."""
-    numbers, limits = receive_numbers(words, inbox, needed, limits, 0, exchange, SPEC)
-    return state_of(numbers, SPEC), limits
+def receive_state(looked, limits, exchange, SPEC: gl.constexpr):
+    """Wait for the states of all parts of the rows, as `receive_numbers` does, and merge them. looked: `first_look`."""
+    needed, inbox, words = looked
+    numbers, limits, came = receive_numbers(words, inbox, needed, limits, 0, exchange, SPEC)
+    return merge_along(state_of(numbers, SPEC), 1, SPEC), limits, came
 
 
 @gluon.jit
 def receive_numbers(words, inbox, needed, limits, FIRST: gl.constexpr, exchange, SPEC: gl.constexpr):
-    """Wait for numbers of all parts of the rows, from FIRST on. Returns them, and the limits of later waits.
+    """Wait for numbers of all parts of the rows, from FIRST on.
 
-    A number is NaN if its word never came, and that of an empty state from ranks that only fill up a power of two.
+    Returns them, the limits of later waits and, with YIELDS, whether all words of the program came, bool (ROWS,). A
+    number is NaN if its word never came, and that of an empty state from ranks that only fill up a power of two.
     """
     COUNT: gl.constexpr = len(words)
     like = gl.zeros_like(words[0])
@@ -172,8 +187,30 @@ def receive_numbers(words, inbox, needed, limits, FIRST: gl.constexpr, exchange,
     failed = like + exchange.failed.to(gl.int64)
     words = await_words(words, gl.where(needed, 1, 0), limits, address, pitch, epoch, failed)
     numbers = ()
+    came = True
+    if SPEC.YIELDS:
+        all_came = epoch * 0 + 1
+        for number in gl.static_range(COUNT):
+            all_came = gl.where(needed & ((words[number] >> 32).to(gl.int32) != exchange.epoch), 0, all_came)
+        came = gl.reduce(vote(all_came, SPEC), 1, first) > 0
     for number in gl.static_range(COUNT):
         value = words[number].to(gl.int32).to(gl.float32, bitcast=True)
         value = gl.where((words[number] >> 32).to(gl.int32) == exchange.epoch, value, float("nan"))
         numbers = numbers + (gl.where(needed, value, empty_number(FIRST + number, SPEC)),)
-    return numbers, words[COUNT]
+    return numbers, words[COUNT], came
+
+
+@gluon.jit
+def late_word(exchange, row, n_parts, part):
+    """Return where the epoch of the last launch stands that left a part of a row."""
+    return exchange.words + 2 * exchange.half.to(gl.int64) + MEETINGS + row * n_parts + part
+
+
+@gluon.jit
+def leave_late(walk, row, came, n_parts, exchange, SPEC: gl.constexpr):
+    """Note that the program leaves rows (ROWS,) whose words did not come. Return which of the others exist."""
+    exists = row < walk.n_rows
+    came = gl.convert_layout(came, row_layout(SPEC))
+    at = late_word(exchange, row, n_parts, walk.part_number)
+    gl.store(at, row * 0 + exchange.epoch, mask=exists & ~came)
+    return exists & came

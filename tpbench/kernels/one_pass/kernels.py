@@ -36,7 +36,14 @@ Tried, with figures of an H200, 4096 rows in bf16:
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tpbench.kernels.one_pass.exchange import first_look, open_exchange, receive_states, send_state, wait_limits
+from tpbench.kernels.one_pass.exchange import (
+    first_look,
+    leave_late,
+    open_exchange,
+    receive_state,
+    send_state,
+    wait_limits,
+)
 from tpbench.kernels.one_pass.layouts import numbers_in_state
 from tpbench.kernels.one_pass.ptx import await_copies, exp2, opaque_true
 from tpbench.kernels.one_pass.rows import (
@@ -51,12 +58,13 @@ from tpbench.kernels.one_pass.rows import (
     rows_of_step,
     rows_that_count,
 )
-from tpbench.kernels.one_pass.state import merge_along, no_columns, state_of_rows, tile_state
+from tpbench.kernels.one_pass.state import no_columns, state_of_rows, tile_state
 from tpbench.kernels.one_pass.tiles import (
     copy_tile,
     gradient_factors,
     load_tile,
     reduce_tiles,
+    store_and_copy,
     store_at_label,
     store_from_logits,
     store_from_registers,
@@ -178,14 +186,15 @@ def one_pass_kernel(
         held = reduce_tiles(no_columns(SPEC), walk, next_at, 0, FIRST_LOOK, HELD + 1 - FIRST_LOOK, scales, SPEC)
         if EXCHANGE:
             # The last of those tiles hides the latency of a first look.
-            needed, inbox, words = first_look(rows_exist, first_word, 0, numbers_in_state(SPEC), exchange, SPEC)
+            looked = first_look(rows_exist, first_word, 0, numbers_in_state(SPEC), exchange, SPEC)
         held = reduce_tiles(held, walk, next_at, FIRST_LOOK, AHEAD, HELD + 1 - AHEAD, scales, SPEC)
         if EXCHANGE:
-            states, limits = receive_states(words, inbox, needed, limits, exchange, SPEC)
-            state = merge_along(states, 1, SPEC)  # (ROWS, RANKS * SLOTS) to (ROWS,)
+            state, limits, came = receive_state(looked, limits, exchange, SPEC)
+            if SPEC.YIELDS:
+                exists = leave_late(walk, row, came, n_parts, exchange, SPEC)
 
         terms = complete_rows(
-            walk, step, row, counts, state, teacher, inputs, values, outputs, mailbox, scale, scales, SPEC
+            walk, step, row, counts, exists, state, teacher, inputs, values, outputs, mailbox, scale, scales, SPEC
         )
         if SPEC.GRAD:
             factors = gradient_factors(state, terms, counts, SPEC)
@@ -204,17 +213,14 @@ def one_pass_kernel(
 
         if SPEC.GRAD:
             if SPEC.TOP_K:
-                store_at_top(walk, own_label, state, terms, row, scales, SPEC)
+                store_at_top(walk, own_label, state, terms, row, exists, scales, SPEC)
             else:
-                store_at_label(walk, own_label, factors, row, scales, SPEC)
+                store_at_label(walk, own_label, factors, row, exists, scales, SPEC)
         this_label = next_label
         next_label = later_label
         later_label = last_label
 
-    # Copies of rows past the last one are under way. They must end before the compiler reuses the shared memory.
-    await_copies(0)
-    if SPEC.REDUCE or EXCHANGE:
-        finish(outputs.loss, loss, mailbox, n_rows, epoch, scales, inverse, SPEC)
+    finish(outputs.loss, loss, mailbox, n_rows, epoch, scales, inverse, SPEC)
 
 
 @gluon.jit(do_not_specialize=ANY_VALUE)
@@ -289,7 +295,7 @@ def whole_row_kernel(
         state = state_of_rows(held, own_label.logit, walk.part.valid, SPEC)  # (ROWS, LANES) to (ROWS,)
 
         terms = complete_rows(
-            walk, step, row, counts, state, own_label, inputs, values, outputs, mailbox, scale, scales, SPEC
+            walk, step, row, counts, exists, state, own_label, inputs, values, outputs, mailbox, scale, scales, SPEC
         )
         if SPEC.GRAD:
             factors = gradient_factors(state, terms, counts, SPEC)
@@ -322,15 +328,12 @@ def whole_row_kernel(
                 )  # fmt: skip
 
         if SPEC.GRAD:
-            store_at_label(walk, own_label, factors, row, scales, SPEC)
+            store_at_label(walk, own_label, factors, row, exists, scales, SPEC)
         this_label = next_label
         next_label = later_label
         later_label = last_label
 
-    # Copies of rows past the last one are under way. They must end before the compiler reuses the shared memory.
-    await_copies(0)
-    if SPEC.REDUCE:
-        finish(outputs.loss, loss, mailbox, n_rows, 0, scales, inverse, SPEC)
+    finish(outputs.loss, loss, mailbox, n_rows, 0, scales, inverse, SPEC)
 
 
 @gluon.jit(do_not_specialize=ANY_VALUE)
@@ -392,25 +395,21 @@ def shared_rows_kernel(
             state, (walk.walker + (step + 1) * walk.walkers) * ROWS, n_rows, exchange, SPEC
         )
 
-        needed, inbox, words = first_look(rows_exist, first_word, 0, numbers_in_state(SPEC), exchange, SPEC)
-        states, limits = receive_states(words, inbox, needed, limits, exchange, SPEC)
-        state = merge_along(states, 1, SPEC)  # (ROWS, RANKS * SLOTS) to (ROWS,)
+        looked = first_look(rows_exist, first_word, 0, numbers_in_state(SPEC), exchange, SPEC)
+        state, limits, came = receive_state(looked, limits, exchange, SPEC)
+        if SPEC.YIELDS:
+            exists = leave_late(walk, row, came, n_parts, exchange, SPEC)
         terms = complete_rows(
-            walk, step, row, counts, state, own_label, inputs, values, outputs, mailbox, scale, scales, SPEC
+            walk, step, row, counts, exists, state, own_label, inputs, values, outputs, mailbox, scale, scales, SPEC
         )
         if SPEC.GRAD:
             factors = gradient_factors(state, terms, counts, SPEC)
         at_place = step % 2
         copied_row = rows_after(walk, next_row, 1, SPEC)
         copied = rows_that_count(walk, copied_row, later_label, SPEC)
-        for tile_of_row in gl.static_range(TILES):
-            if SPEC.GRAD:
-                raw = load_tile(walk, at_place, tile_of_row, tile_of_row, SPEC)
-            copy_tile(walk, at_place, copied_row, copied, tile_of_row, tile_of_row, SPEC)
-            if SPEC.GRAD:
-                store_from_logits(walk, raw, scales, factors, row, exists, tile_of_row, SPEC)
+        store_and_copy(walk, at_place, scales, factors, row, exists, copied_row, copied, SPEC)
         if SPEC.GRAD:
-            store_at_label(walk, own_label, factors, row, scales, SPEC)
+            store_at_label(walk, own_label, factors, row, exists, scales, SPEC)
         counts = next_counts
         own_label = next_own
         rows_exist = next_exist
@@ -418,6 +417,4 @@ def shared_rows_kernel(
         next_label = later_label
         later_label = last_label
 
-    # Copies of rows past the last one are under way. They must end before the compiler reuses the shared memory.
-    await_copies(0)
     finish(outputs.loss, loss, mailbox, n_rows, epoch, scales, inverse, SPEC)

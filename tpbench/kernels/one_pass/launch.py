@@ -6,7 +6,7 @@ Kernels receive several arguments as named tuples. Triton compiles the same code
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -77,6 +77,14 @@ class Specialization(NamedTuple):
     TOP_BLOCK: int = 0
     TOP_LOSS: str = ""
     BUCKET: bool = False
+    YIELDS: bool = False
+    """A program leaves rows whose words come late to `late_rows_kernel`."""
+
+
+YIELD_NS = 20_000
+"""How long a program that yields waits for words. After that it leaves all rows whose words have not come yet."""
+LATE_NS = 1_000_000_000
+"""How long the kernel of late rows waits. The words are there, unless the meeting before it was in vain."""
 
 
 class Mailbox(NamedTuple):
@@ -130,6 +138,8 @@ class Prepared:
     """Bytes that this rank sends to its peers: a word of 8 bytes for each number and each part of a row."""
     meeting: CachedLaunch | None = None
     """The kernel of a meeting of ranks, if the launch begins with one."""
+    late_rows: CachedLaunch | None = None
+    """The kernel that finishes rows whose words came late, after another meeting. None: programs wait for all words."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -137,7 +147,7 @@ def prepare(
     logits: Form, target: Form, out: Form | None, device: int, vocabulary: Vocabulary, *, loss: str,
     ignore_index: int, reduce: bool, count: bool, z_loss: bool, block_cap: int | str, smoothed: bool = False,
     entropy: bool = False, entropy_grad: bool = False, softcap: float = 0.0, target_softcap: float = 0.0,
-    beta: float = 0.0, top: tuple[int, int, str, bool] = (0, 0, "", False),
+    beta: float = 0.0, top: tuple[int, int, str, bool] = (0, 0, "", False), yields: bool = False,
 ) -> Prepared | str:  # fmt: skip
     """Prepare a call, or return the reason why the one-pass kernels cannot do it.
 
@@ -148,6 +158,8 @@ def prepare(
         return "it needs a GPU of compute capability 8.0 or later"
     if loss != "cross_entropy" and target.dtype != logits.dtype:
         return f"it needs targets of the logits' dtype, got {target.dtype} and {logits.dtype}"
+    if yields and loss == "jsd":
+        return "exchange='yielding' has no jsd, whose ranks wait twice for a row"
     matrices = [logits, *([] if loss == "cross_entropy" else [target]), *([] if out is None else [out])]
     vectors = all(matrix.aligned for matrix in matrices)
     world_size, valid = vocabulary.world_size, vocabulary.valid
@@ -177,19 +189,24 @@ def prepare(
         WHOLE=plan.kernel == "whole_row", SMOOTHED=smoothed, ENTROPY=entropy, ENTROPY_GRAD=entropy_grad,
         SOFTCAP=softcap, TARGET_SOFTCAP=target_softcap, BETA=beta,
         TOP_K=top[0], TOP_BLOCK=max(top[1], plan.lanes * (top[0] > 0 and plan.warps > 8)), TOP_LOSS=top[2],
-        BUCKET=top[3],
+        BUCKET=top[3], YIELDS=yields,
     )  # fmt: skip
     numbers = numbers_in_state(constants) + 2 * (loss == "jsd")
     kernel = cached_launch(
         _kernel(plan.kernel), SPEC=constants, num_warps=plan.warps, enable_fp_fusion=False,
-        launch_cooperative_grid=plan.slots > 0,
+        launch_cooperative_grid=plan.slots > 0 and not yields,
         **({"maxnreg": plan.registers} if plan.programs_per_sm > 1 else {}),
     )  # fmt: skip
-    meeting = None
+    meeting = late_rows = None
     # Ranks must decide alike, although one of them may want no gradient: only numbers that are equal on all count.
     read_or_written = 2 if loss == "cross_entropy" else 3
-    if world_size > 1 and rows * vocabulary.share * read_or_written >= LEAST_NUMBERS:
+    if yields or (world_size > 1 and rows * vocabulary.share * read_or_written >= LEAST_NUMBERS):
         meeting = cached_launch(meeting_kernel, WORLD=world_size, RANKS=next_power_of_2(world_size), num_warps=1)
+    if yields:
+        late_rows = cached_launch(
+            _kernel("late_rows"), SPEC=constants, IN_REGISTERS=plan.kernel == "one_pass", num_warps=plan.warps,
+            enable_fp_fusion=False,
+        )  # fmt: skip
     return Prepared(
         tiling=plan,
         kernel=kernel,
@@ -207,14 +224,15 @@ def prepare(
         words=numbers * rows * slots,
         bytes_sent=(world_size - 1) * rows * numbers * plan.slots * 8,
         meeting=meeting,
+        late_rows=late_rows,
     )  # fmt: skip
 
 
 def _kernel(name: str) -> Any:
     # Imported on first use: kernels in Gluon are not needed in Triton's interpreter.
-    from tpbench.kernels.one_pass import kernels, mixture
+    from tpbench.kernels.one_pass import kernels, late_rows, mixture
 
-    return getattr(mixture if name == "mixture" else kernels, f"{name}_kernel")
+    return getattr({"mixture": mixture, "late_rows": late_rows}.get(name, kernels), f"{name}_kernel")
 
 
 class OnePassLaunch:
@@ -227,17 +245,15 @@ class OnePassLaunch:
         self.prepared, self.peers, self.device = prepared, peers, device
         self.scales = Scales(*map(float, scales))
         self.kept: tuple[Any, ...] | None = None
-        """The workspace, its size and the longest wait, for which the next three were made."""
-        self.run: Callable[..., None]
-        self.arguments: tuple[Any, ...]
-        """The arguments after the tensors of the call."""
-        self.meet: Callable[[], Any] = lambda: None
+        """The workspace, its size and the longest wait, for which `queue` was made."""
+        self.queue: list[tuple[Callable[..., None], int, tuple[Any, ...]]] = []
+        """The kernels in order: how many tensors of the call each one takes, and the arguments after them."""
 
     def __call__(
         self, logits: Tensor, target: KernelTarget, grad: Tensor | None, inputs: RowInputs, outputs: RowOutputs,
         total: Tensor | None, inverse_count: Tensor | None = None,
     ) -> Any:  # fmt: skip
-        """Queue the kernel on the current stream of the device, which must be the current one.
+        """Queue the kernels on the current stream of the device, which must be the current one.
 
         It stores outputs and, where they are not None, grad and total. inverse_count: (1,) fp32, 1 / the rows that
         count. It is needed if they are counted and `total` is None. Returns the compiled kernel of a first launch.
@@ -248,21 +264,41 @@ class OnePassLaunch:
         # Any address stands for a missing tensor.
         grad, total = logits if grad is None else grad, outputs.loss if total is None else total
         tensors = (logits, target, grad, inputs, outputs, total)
-        kernel, prepared = self.prepared.kernel, self.prepared
         if (workspace, workspace.half, symmetric.WAIT_LIMIT_S) == self.kept:
-            self.meet()
-            return self.run(*tensors, *self.arguments)
-        workspace.reserve(prepared.words)
-        half = workspace.half
+            for run, count, arguments in self.queue:
+                run(*tensors[:count], *arguments)
+            return None
+        workspace.reserve(self.prepared.words)
+        self.kept, self.queue, reading = (workspace, workspace.half, symmetric.WAIT_LIMIT_S), [], None
+        for kernel, programs, count, mailbox, integers, scales, numbers in self._kernels(workspace):
+            compiled = kernel(programs, (*tensors[:count], mailbox), integers, scales, numbers)
+            reading = compiled if kernel is self.prepared.kernel else reading
+            if isinstance(compiled, CompiledKernel):
+                floats = (scales,) if scales else ()  # a meeting has none
+                arguments = (mailbox, *integers, *floats, *numbers, *kernel.constants_in_place)
+                self.queue.append((compiled[programs, 1, 1], count, arguments))
+            else:
+                self.kept = None
+        return reading
+
+    def _kernels(self, workspace: symmetric.Workspace) -> Iterator[tuple[Any, ...]]:
+        """Yield the kernels in order: programs, tensors of the call, and the arguments after them."""
+        prepared, half, limit_ns = self.prepared, workspace.half, int(symmetric.WAIT_LIMIT_S * 1e9)
         mailbox = Mailbox(workspace.words, workspace.peers, workspace.control, workspace.failed)
-        exchange = (prepared.rank, half // prepared.row_words, half, int(symmetric.WAIT_LIMIT_S * 1e9))
+
+        def reads(kernel: CachedLaunch, mailbox: Mailbox, limit_ns: int) -> tuple[Any, ...]:
+            exchange = prepared.rank, half // prepared.row_words, half, limit_ns
+            return kernel, prepared.programs, 6, mailbox, prepared.integers, self.scales, exchange
+
+        def meets(place: int, ahead: int) -> tuple[Any, ...]:
+            return prepared.meeting, 1, 0, mailbox, (), (), (prepared.rank, place, ahead, limit_ns)
+
         if prepared.meeting is not None:
-            place = (prepared.rank, 2 * half, exchange[-1])
-            self.meet = functools.partial(prepared.meeting, 1, (mailbox,), (), varying=place)
-            self.meet()
-        compiled = kernel(prepared.programs, (*tensors, mailbox), prepared.integers, self.scales, exchange)
-        if isinstance(compiled, CompiledKernel):
-            self.run = compiled[prepared.programs, 1, 1]
-            self.arguments = (mailbox, *prepared.integers, self.scales, *exchange, *kernel.constants_in_place)
-            self.kept = workspace, half, symmetric.WAIT_LIMIT_S
-        return compiled
+            yield meets(2 * half, 1)
+        if prepared.late_rows is None:
+            yield reads(prepared.kernel, mailbox, limit_ns)
+        else:
+            # A wait that passes its limit makes the later kernels look for late rows.
+            yield reads(prepared.kernel, mailbox._replace(failed=workspace.control[2:]), YIELD_NS)
+            yield meets(2 * half + symmetric.MOST_RANKS, 0)
+            yield reads(prepared.late_rows, mailbox, LATE_NS)

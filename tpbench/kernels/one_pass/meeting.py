@@ -20,6 +20,8 @@ _MEET = tl.constexpr(
     setp.eq.b32 p, $5, 0;
     @p bra DONE;
     st.relaxed.sys.global.b32 [$1], $3;
+    setp.eq.b32 p, $6, 0;
+    @p bra DONE;
     mov.u64 began, %globaltimer;
     AGAIN: ld.relaxed.sys.global.b32 seen, [$2];
     sub.s32 seen, seen, $3;
@@ -34,19 +36,22 @@ _MEET = tl.constexpr(
 )
 
 
-@triton.jit(do_not_specialize=["rank", "place", "limit_ns"])
-def meeting_kernel(mailbox, rank, place, limit_ns, WORLD: tl.constexpr, RANKS: tl.constexpr):
-    """Tell all ranks the epoch of the next launch, and wait until all of them have told it or a later one.
+@triton.jit(do_not_specialize=["rank", "place", "ahead", "limit_ns"])
+def meeting_kernel(mailbox, rank, place, ahead, limit_ns, WORLD: tl.constexpr, RANKS: tl.constexpr):
+    """Tell all ranks the epoch of a launch, and wait until all of them have told it or a later one.
 
-    mailbox: `launch.Mailbox`. place: of the ranks' words of 8 bytes in each rank's buffer. RANKS: WORLD filled up to a
-    power of two. A wait ends after limit_ns: the next kernel waits, too, and says so.
+    ahead: 1 before the launch. 0 after it: then the kernel waits only if this rank's programs left rows. mailbox:
+    `launch.Mailbox`. place: of the ranks' words of 8 bytes in each rank's buffer. RANKS: WORLD filled up to a power of
+    two. A wait ends after limit_ns: the next kernel waits, too, and says so.
     """
     peer = tl.arange(0, RANKS)
     exists = peer < WORLD
     there = tl.load(mailbox.peers + peer, mask=exists, other=0) + (place + rank) * 8
     here = (mailbox.words + (place + peer)).to(tl.int64)
-    epoch = tl.load(mailbox.control) + 1 + peer * 0
+    epoch = tl.load(mailbox.control) + ahead + peer * 0
+    waits = tl.load(mailbox.control + 2) + ahead + peer * 0
     limit = peer.to(tl.int64) * 0 + limit_ns
     tl.inline_asm_elementwise(
-        _MEET, "=r,l,l,r,l,r", [there, here, epoch, limit, exists.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1
-    )
+        _MEET, "=r,l,l,r,l,r,r", [there, here, epoch, limit, exists.to(tl.int32), waits], dtype=tl.int32,
+        is_pure=False, pack=1,
+    )  # fmt: skip

@@ -20,7 +20,7 @@ from tpbench.kernels.one_pass.exchange import (
     first_look,
     open_exchange,
     receive_numbers,
-    receive_states,
+    receive_state,
     send_numbers,
     send_state,
     wait_limits,
@@ -35,7 +35,7 @@ from tpbench.kernels.one_pass.layouts import (
     thread_layout,
     thread_shape,
 )
-from tpbench.kernels.one_pass.ptx import await_copies, exp2, sum_products_in_thread
+from tpbench.kernels.one_pass.ptx import exp2, sum_products_in_thread
 from tpbench.kernels.one_pass.rows import (
     complete_rows,
     finish,
@@ -49,13 +49,12 @@ from tpbench.kernels.one_pass.rows import (
 )
 from tpbench.kernels.one_pass.state import (
     exponents,
-    merge_along,
     mixture_shift,
     no_columns,
     over_mixture,
     state_of_rows,
 )
-from tpbench.kernels.one_pass.tiles import copy_tile, gradient_factors, load_tile, reduce_tiles, store_from_logits
+from tpbench.kernels.one_pass.tiles import copy_tile, gradient_factors, load_tile, reduce_tiles, store_and_copy
 from tpbench.kernels.row_terms import LN_2, reference
 
 PLACES = gl.constexpr(3)
@@ -106,9 +105,8 @@ def _row_state(walk, step, LATER: gl.constexpr, n_rows, exchange, scales, SPEC: 
 @gluon.jit
 def _row_divergences(walk, step, exists, first_word, limits, exchange, scales, SPEC: gl.constexpr):
     """Receive the state of the rows of a step, and send their divergences. Returns the state and later limits."""
-    needed, inbox, words = first_look(exists, first_word, 0, numbers_in_state(SPEC), exchange, SPEC)
-    states, limits = receive_states(words, inbox, needed, limits, exchange, SPEC)
-    state = merge_along(states, 1, SPEC)  # (ROWS, RANKS * SLOTS) to (ROWS,)
+    looked = first_look(exists, first_word, 0, numbers_in_state(SPEC), exchange, SPEC)
+    state, limits, _came = receive_state(looked, limits, exchange, SPEC)
     divergences = _divergences(walk, step, state, scales, SPEC)
     send_numbers(divergences, numbers_in_state(SPEC), exists, first_word, exchange, SPEC)
     return state, limits
@@ -132,6 +130,7 @@ def mixture_kernel(
         for tile_of_row in gl.static_range(TILES):
             copy_tile(walk, place, row, counts, tile_of_row, tile_of_row, SPEC)
     inverse = inverse_count(walk, inputs, loss, SPEC)
+    scale = scales.grad * inverse
     exchange = open_exchange(mailbox, epoch, capacity, half, rank, walk.part_number, n_parts, SPEC)
     limits = wait_limits(limit_ns, SPEC)
 
@@ -151,29 +150,22 @@ def mixture_kernel(
         )  # fmt: skip
 
         needed, inbox, words = first_look(rows_exist, first_word, FIRST, 2, exchange, SPEC)
-        parts, limits = receive_numbers(words, inbox, needed, limits, FIRST, exchange, SPEC)
+        parts, limits, _came = receive_numbers(words, inbox, needed, limits, FIRST, exchange, SPEC)
         divergences = (gl.sum(parts[0], axis=1) * LN_2, gl.sum(parts[1], axis=1) * LN_2)
         counts = rows_that_count(walk, row, label, SPEC)
         values = values[:6] + divergences + values[8:]
         terms = complete_rows(
-            walk, step, row, counts, state, state, inputs, values, outputs, mailbox, scales.grad * inverse, scales, SPEC
+            walk, step, row, counts, exists, state, state, inputs, values, outputs, mailbox, scale, scales, SPEC
         )
         if SPEC.GRAD:
             factors = gradient_factors(state, terms, counts, SPEC)
         at_place = step % PLACES
         copied = rows_that_count(walk, copied_row, copied_label, SPEC)
-        for tile_of_row in gl.static_range(TILES):
-            if SPEC.GRAD:
-                raw = load_tile(walk, at_place, tile_of_row, tile_of_row, SPEC)
-            copy_tile(walk, at_place, copied_row, copied, tile_of_row, tile_of_row, SPEC)
-            if SPEC.GRAD:
-                store_from_logits(walk, raw, scales, factors, row, exists, tile_of_row, SPEC)
+        store_and_copy(walk, at_place, scales, factors, row, exists, copied_row, copied, SPEC)
         state = next_state
         rows_exist = next_exist
         first_word = next_word
         next_exist = later_exist
         next_word = later_word
 
-    # Copies of rows past the last one are under way. They must end before the compiler reuses the shared memory.
-    await_copies(0)
     finish(outputs.loss, loss, mailbox, n_rows, epoch, scales, inverse, SPEC)

@@ -21,15 +21,27 @@ def first(a, b):
 
 
 @gluon.jit
+def _compute(CODE: gl.constexpr, CONSTRAINTS: gl.constexpr, values, PACK: gl.constexpr):
+    """Instructions that only compute, for PACK elements at a time. Returns fp32 numbers."""
+    return gl.inline_asm_elementwise(CODE, CONSTRAINTS, values, dtype=gl.float32, is_pure=True, pack=PACK)
+
+
+@gluon.jit
+def _act(CODE: gl.constexpr, CONSTRAINTS: gl.constexpr, values):
+    """Instructions that do more than compute. Returns an int32."""
+    return gl.inline_asm_elementwise(CODE, CONSTRAINTS, values, dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
 def exp2(x):
     """2^x. Denormal results become zero: ex2.approx without .ftz spends three more instructions on them."""
-    return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+    return _compute("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], 1)
 
 
 @gluon.jit
 def log2(x):
     """The logarithm of numbers that are normal and positive, which needs one instruction."""
-    return gl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+    return _compute("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], 1)
 
 
 @gluon.constexpr_function
@@ -54,10 +66,7 @@ def _sigmoids(count, factor):
 def sigmoids(values, FACTOR: gl.constexpr):
     """1 / (1 + 2^(FACTOR * values)) in fp32, for any number of dimensions."""
     count: gl.constexpr = 4 if len(values.type.shape) == 4 and values.type.shape[3] % 4 == 0 else 1
-    return gl.inline_asm_elementwise(
-        _sigmoids(count, FACTOR), _constraints("=f", count, "f", count), [values], dtype=gl.float32, is_pure=True,
-        pack=count,
-    )  # fmt: skip
+    return _compute(_sigmoids(count, FACTOR), _constraints("=f", count, "f", count), [values], count)
 
 
 @gluon.constexpr_function
@@ -71,7 +80,7 @@ def await_copies(LATER: gl.constexpr):
 
     `async_copy.wait_group` adds a barrier. No barrier is needed: a thread reads from shared memory only its own copies.
     """
-    gl.inline_asm_elementwise(_wait_group(LATER), "=r,~{memory}", [], dtype=gl.int32, is_pure=False, pack=1)
+    _act(_wait_group(LATER), "=r,~{memory}", [])
 
 
 @gluon.jit
@@ -80,34 +89,25 @@ def opaque_true():
 
     Without the barrier the compiler computes as much as the registers hold before it starts copies and stores.
     """
-    one = gl.inline_asm_elementwise("mov.u32 $0, %nctaid.y;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-    return one > 0
+    return _act("mov.u32 $0, %nctaid.y;", "=r", []) > 0
 
 
 @gluon.jit
 def opaque_zero():
     """Return zero, a value that the compiler doesn't know. What depends on it is computed where it is needed."""
-    return gl.inline_asm_elementwise(
-        "mov.u32 $0, %nctaid.y; sub.s32 $0, $0, 1;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-    )
+    return _act("mov.u32 $0, %nctaid.y; sub.s32 $0, $0, 1;", "=r", [])
 
 
 @gluon.jit
 def multiply_nonzero(weight, difference):
     """weight * difference, or 0 where the weight is 0, even if the difference is infinite. Two instructions."""
-    return gl.inline_asm_elementwise(
-        """{
+    code: gl.constexpr = """{
         .reg .pred counts;
         setp.neu.f32 counts, $1, 0f00000000;
         mov.f32 $0, $1;
         @counts mul.f32 $0, $1, $2;
-        }""",
-        "=&f,f,f",
-        [weight, difference],
-        dtype=gl.float32,
-        is_pure=True,
-        pack=1,
-    )
+        }"""
+    return _compute(code, "=&f,f,f", [weight, difference], 1)
 
 
 @gluon.constexpr_function
@@ -132,14 +132,8 @@ def sum_products_in_thread(weight, difference):
     This takes a comparison and a multiply-add per element. A product, a choice and a sum take four instructions.
     """
     count: gl.constexpr = weight.type.shape[3]
-    by_vector = gl.inline_asm_elementwise(
-        _sum_of_products(count),
-        _constraints("=f", count, "f", 2 * count),
-        [weight, difference],
-        dtype=gl.float32,
-        is_pure=True,
-        pack=count,
-    )
+    constraints: gl.constexpr = _constraints("=f", count, "f", 2 * count)
+    by_vector = _compute(_sum_of_products(count), constraints, [weight, difference], count)
     return gl.sum(gl.reduce(by_vector, 3, first), axis=1)
 
 
@@ -162,14 +156,8 @@ def max_in_thread(values):
     """Maximum within each thread in fp32: (ROWS, REPEATS, LANES, VECTOR) to (ROWS, LANES)."""
     if values.dtype == gl.bfloat16 and values.type.shape[3] > 1:
         count: gl.constexpr = values.type.shape[1] * values.type.shape[3]
-        values = gl.inline_asm_elementwise(
-            _max_of_pairs(count),
-            _constraints("=f", count, "r", count // 2),
-            [values],
-            dtype=gl.float32,
-            is_pure=True,
-            pack=count,
-        )
+        constraints: gl.constexpr = _constraints("=f", count, "r", count // 2)
+        values = _compute(_max_of_pairs(count), constraints, [values], count)
         return gl.reduce(gl.reduce(values, 3, first), 1, first)
     else:
         values = values.to(gl.float32)
@@ -204,23 +192,16 @@ def keep_vectors(values, kept):
     count: gl.constexpr = values.type.shape[3]
     registers: gl.constexpr = count * values.dtype.primitive_bitwidth // 32
     return gl.inline_asm_elementwise(
-        _select_vector(registers, 2 * registers, values.dtype),
-        _vector_constraints(registers, count, values.dtype),
-        [values, kept],
-        dtype=values.dtype,
-        is_pure=True,
-        pack=count,
-    )
+        _select_vector(registers, 2 * registers, values.dtype), _vector_constraints(registers, count, values.dtype),
+        [values, kept], dtype=values.dtype, is_pure=True, pack=count,
+    )  # fmt: skip
 
 
 @gluon.jit
 def to_fp32(values):
     """Convert to fp32: two bf16 numbers in two instructions, where the compiler takes three."""
     if values.dtype == gl.bfloat16 and values.type.shape[3] > 1:
-        return gl.inline_asm_elementwise(
-            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [values], dtype=gl.float32, is_pure=True,
-            pack=2,
-        )  # fmt: skip
+        return _compute("shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [values], 2)
     else:
         return values.to(gl.float32)
 
@@ -243,9 +224,7 @@ def _store_word(spec):
 @gluon.jit
 def send_word(address, word, sent, SPEC: gl.constexpr):
     """Store words at addresses of any rank, (ROWS, RANKS * SLOTS), where `sent` is not 0."""
-    gl.inline_asm_elementwise(
-        _store_word(SPEC), "=r,l,l,r", [address, word, sent], dtype=gl.int32, is_pure=False, pack=1
-    )
+    _act(_store_word(SPEC), "=r,l,l,r", [address, word, sent])
 
 
 @gluon.constexpr_function
@@ -298,34 +277,45 @@ def await_words(words, needed, limits, address, pitch, epoch, failed):
     )  # fmt: skip
 
 
+@gluon.constexpr_function
+def _vote(count):
+    """Write 1 to `count` outputs if no thread of the program has an input of 0, else 0. It is a barrier."""
+    return (
+        "{.reg .pred all; .reg .b32 least; mov.b32 least, 1;"
+        + "".join(f"min.s32 least, least, ${value};" for value in range(count, 2 * count))
+        + "setp.gt.s32 all, least, 0; bar.red.and.pred all, 0, all; selp.b32 least, 1, 0, all;"
+        + "".join(f"mov.b32 ${output}, least;" for output in range(count))
+        + "}"
+    )
+
+
+@gluon.jit
+def vote(values, SPEC: gl.constexpr):
+    """Return 1 everywhere if all numbers of the program, (ROWS, RANKS * SLOTS), are 1, else 0."""
+    by_lane: gl.constexpr = values.type.shape[1] // 32 if values.type.shape[1] > 32 else 1
+    count: gl.constexpr = SPEC.ROWS // SPEC.ROW_WARPS * by_lane  # numbers of a thread
+    constraints: gl.constexpr = _constraints("=r", count, "r", count) + ",~{memory}"
+    return gl.inline_asm_elementwise(_vote(count), constraints, [values], dtype=gl.int32, is_pure=False, pack=count)
+
+
 @gluon.jit
 def arrive(counter):
     """Add one to `counter`, which publishes what the program's threads stored before a barrier. Does not wait."""
-    gl.inline_asm_elementwise(
-        """{
+    code: gl.constexpr = """{
         .reg .pred p;
         .reg .b32 t;
         mov.u32 t, %tid.x;
         setp.eq.u32 p, t, 0;
         @p red.release.gpu.global.add.u32 [$1], 1;
         mov.b32 $0, 0;
-        }""",
-        "=r,l,~{memory}",
-        [counter.to(gl.int64)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
+        }"""
+    _act(code, "=r,l,~{memory}", [counter.to(gl.int64)])
 
 
 @gluon.jit
 def await_arrivals(counter, count):
     """Wait until `counter` has reached `count`."""
-    gl.inline_asm_elementwise(
-        "{.reg .pred p; AGAIN: ld.acquire.gpu.global.u32 $0, [$1]; setp.lt.u32 p, $0, $2; @p bra AGAIN;}",
-        "=&r,l,r,~{memory}",
-        [counter.to(gl.int64), count],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
+    code: gl.constexpr = (
+        "{.reg .pred p; AGAIN: ld.acquire.gpu.global.u32 $0, [$1]; setp.lt.u32 p, $0, $2; @p bra AGAIN;}"
     )
+    _act(code, "=&r,l,r,~{memory}", [counter.to(gl.int64), count])

@@ -6,7 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from tpbench.kernels.one_pass.layouts import column_unit, flat_layout, has_labels, row_layout, state_layout
-from tpbench.kernels.one_pass.ptx import arrive, await_arrivals, barrier
+from tpbench.kernels.one_pass.ptx import arrive, await_arrivals, await_copies, barrier
 from tpbench.kernels.one_pass.tiles import Matrix, Part, Shared, allocate, part_of_row
 from tpbench.kernels.row_terms import LN_2, load_inputs, reference, row_terms, softmax_of_rows, store_rows
 
@@ -185,7 +185,7 @@ def load_values(inputs, walk, row, SPEC: gl.constexpr):
 
 @gluon.jit
 def complete_rows(
-    walk, step, row, counts, state, teacher, inputs, values, outputs, mailbox, scale, scales, SPEC: gl.constexpr
+    walk, step, row, counts, exists, state, teacher, inputs, values, outputs, mailbox, scale, scales, SPEC: gl.constexpr
 ):  # fmt: skip
     """Return the `RowTerms` of the rows of a step, (ROWS,) in `state_layout`. The first part's programs store results.
 
@@ -198,7 +198,10 @@ def complete_rows(
         layout: gl.constexpr = state_layout(SPEC)
         at = gl.convert_layout(row, layout)
         is_correct = state.x_label * scales.logits >= state.m
-        store_rows(outputs, at, softmax, terms, is_correct, at < walk.n_rows, gl.convert_layout(counts, layout))
+        written = at < walk.n_rows
+        if SPEC.YIELDS:
+            written = gl.convert_layout(exists, layout)
+        store_rows(outputs, at, softmax, terms, is_correct, written, gl.convert_layout(counts, layout))
     if SPEC.REDUCE or SPEC.SLOTS > 0:
         if step == walk.steps - 1:
             barrier()
@@ -218,15 +221,18 @@ def _sum_of_losses(row_loss, n_rows, SPEC: gl.constexpr):
 
 @gluon.jit
 def finish(row_losses, loss, mailbox, n_rows, epoch, scales, inverse, SPEC: gl.constexpr):
-    """In the last program, which has the fewest rows: sum the row losses in one order, and advance the epoch.
+    """End a program. The last one, which has the fewest rows, sums the row losses in one order and advances the epoch.
 
-    It waits for programs that do not wait for it.
+    It waits for programs that do not wait for it. Copies of rows past the last one are under way: they must end before
+    the compiler reuses the shared memory.
     """
-    if gl.program_id(0) == gl.num_programs(0) - 1:
-        await_arrivals(mailbox.control + 1, gl.num_programs(0))
-        barrier()
-        if SPEC.REDUCE:
-            gl.store(loss, _sum_of_losses(row_losses, n_rows, SPEC) * (scales.total * inverse))
-        gl.store(mailbox.control + 1, 0)
-        if SPEC.SLOTS > 0:
-            gl.store(mailbox.control, epoch)
+    await_copies(0)
+    if SPEC.REDUCE or SPEC.SLOTS > 0:
+        if gl.program_id(0) == gl.num_programs(0) - 1:
+            await_arrivals(mailbox.control + 1, gl.num_programs(0))
+            barrier()
+            if SPEC.REDUCE:
+                gl.store(loss, _sum_of_losses(row_losses, n_rows, SPEC) * (scales.total * inverse))
+            gl.store(mailbox.control + 1, 0)
+            if SPEC.SLOTS > 0:
+                gl.store(mailbox.control, epoch)

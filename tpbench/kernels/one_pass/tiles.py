@@ -402,7 +402,19 @@ def store_from_logits(walk, raw, scales, factors, row, exists, tile_of_row: gl.c
 
 
 @gluon.jit
-def store_at_label(walk, label, factors, row, scales, SPEC: gl.constexpr):
+def store_and_copy(walk, at, scales, factors, row, exists, copied_row, copied, SPEC: gl.constexpr):
+    """Store the gradient of all tiles of rows at place `at`, and start to copy those of other rows to their places."""
+    TILES: gl.constexpr = SPEC.TILES
+    for tile_of_row in gl.static_range(TILES):
+        if SPEC.GRAD:
+            raw = load_tile(walk, at, tile_of_row, tile_of_row, SPEC)
+        copy_tile(walk, at, copied_row, copied, tile_of_row, tile_of_row, SPEC)
+        if SPEC.GRAD:
+            store_from_logits(walk, raw, scales, factors, row, exists, tile_of_row, SPEC)
+
+
+@gluon.jit
+def store_at_label(walk, label, factors, row, exists, scales, SPEC: gl.constexpr):
     """Store the gradient of the label's own element again, (ROWS,): cheaper than to compare every column with it."""
     if has_labels(SPEC):
         grad = walk.grad
@@ -411,5 +423,8 @@ def store_at_label(walk, label, factors, row, scales, SPEC: gl.constexpr):
         if SPEC.SOFTCAP > 0:
             at_label *= slope
         at = row * (grad.row * column_unit(SPEC)) + (walk.part.first * column_unit(SPEC) + label.local) * grad.column
+        held = label.held
+        if SPEC.YIELDS:
+            held = held & exists
         barrier()
-        gl.store(grad.pointer + at, at_label.to(grad.pointer.dtype.element_ty), mask=label.held)
+        gl.store(grad.pointer + at, at_label.to(grad.pointer.dtype.element_ty), mask=held)

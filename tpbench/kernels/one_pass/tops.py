@@ -111,7 +111,7 @@ def _to_top(values, SPEC: gl.constexpr):
 
 
 @gluon.jit
-def store_at_top(walk, own, state, terms, row, scales, SPEC: gl.constexpr):
+def store_at_top(walk, own, state, terms, row, exists, scales, SPEC: gl.constexpr):
     """Store the gradient in the teacher's columns again. state: of the whole vocabulary. terms: `RowTerms`."""
     on_top = _to_top(terms.on_top, SPEC)
     on_target = _to_top(terms.on_target + state.s * 0.0, SPEC)
@@ -127,5 +127,8 @@ def store_at_top(walk, own, state, terms, row, scales, SPEC: gl.constexpr):
     grad = walk.grad
     at = gl.convert_layout(row, gl.SliceLayout(1, top_layout(SPEC)))[:, None] * (grad.row * column_unit(SPEC))
     at += (walk.part.first * column_unit(SPEC) + own.local) * grad.column
+    held = own.held
+    if SPEC.YIELDS:
+        held = held & _to_top(exists, SPEC)
     barrier()
-    gl.store(grad.pointer + at, g.to(grad.pointer.dtype.element_ty), mask=own.held)
+    gl.store(grad.pointer + at, g.to(grad.pointer.dtype.element_ty), mask=held)

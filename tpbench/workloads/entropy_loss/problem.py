@@ -21,10 +21,10 @@ class EntropyLoss(losses.LossProblem):
     block_cap: Literal["auto", 4096, 8192, 16384, 32768] = setting(
         "auto", help="largest column block of a kernel", option="ignored"
     )
-    exchange: Literal["auto", "nccl", "symmetric", "all_reduce"] = setting(
+    exchange: Literal["auto", "nccl", "symmetric", "yielding", "all_reduce"] = setting(
         "auto",
-        help="exchange of statistics: nccl (all-gather), symmetric (triton_tp: memory shared over NVLink), all_reduce "
-        "(pytorch_tp_manual: of the maxima, then of the sums), auto",
+        help="exchange of statistics: nccl (all-gather), symmetric (triton_tp: memory shared over NVLink), yielding "
+        "(the same, safe beside other collectives), all_reduce (pytorch_tp_manual: of maxima, then of sums), auto",
         option="ignored",
     )
     algorithm: Literal["auto", "two_reads", "two_kernels", "one_read"] = setting(
@@ -102,9 +102,9 @@ def _no_such_exchange(problem: EntropyLoss, tp_size: int) -> str | None:
         return "loss=jsd is algorithm=two_kernels or one_read"
     if tp_size > 1 and problem.algorithm == "two_reads":
         return "algorithm=two_reads makes loss and gradient in one kernel: over ranks the exchange lies between them"
-    exchange = {"two_kernels": "nccl", "one_read": "symmetric"}.get(problem.algorithm, problem.exchange)
-    if tp_size > 1 and problem.exchange not in ("auto", exchange):
-        return f"algorithm={problem.algorithm} over ranks is exchange={exchange}, got exchange={problem.exchange}"
+    exchanges = {"two_kernels": ("nccl",), "one_read": ("symmetric", "yielding")}.get(problem.algorithm)
+    if tp_size > 1 and exchanges and problem.exchange not in ("auto", *exchanges):
+        return f"algorithm={problem.algorithm} over ranks is exchange={exchanges[0]}, got exchange={problem.exchange}"
     return None
 
 

@@ -33,7 +33,7 @@ class LinearLoss(losses.LossProblem):
     objective: str | None = setting(
         None, help="a function as the loss, with the hash of its file: write loss=FILE.py:FUNCTION", option="skipped"
     )
-    exchange: Literal["auto", "nccl", "symmetric"] = setting(
+    exchange: Literal["auto", "nccl", "symmetric", "yielding"] = setting(
         "auto",
         help="linear_tp, linear_unfused: path of the rows' statistics, as exchange of entropy_loss",
         option="ignored",

@@ -1,0 +1,98 @@
+"""The kernel that finishes rows which a program left because words of another rank did not come in time."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from tpbench.kernels.one_pass.exchange import (
+    first_look,
+    late_word,
+    open_exchange,
+    receive_state,
+    wait_limits,
+    words_of_rows,
+)
+from tpbench.kernels.one_pass.kernels import ANY_VALUE
+from tpbench.kernels.one_pass.layouts import numbers_in_state
+from tpbench.kernels.one_pass.ptx import arrive, await_copies, barrier
+from tpbench.kernels.one_pass.rows import (
+    complete_rows,
+    finish,
+    inverse_count,
+    load_labels,
+    load_own_label,
+    load_values,
+    open_walk,
+    rows_of_step,
+)
+from tpbench.kernels.one_pass.state import tile_state
+from tpbench.kernels.one_pass.tiles import (
+    copy_tile,
+    gradient_factors,
+    load_tile,
+    store_at_label,
+    store_from_logits,
+    store_from_registers,
+)
+from tpbench.kernels.one_pass.tops import load_own_top, load_top, store_at_top, with_top
+
+
+@gluon.jit(do_not_specialize=ANY_VALUE)
+def late_rows_kernel(
+    logits, target, grad, inputs, outputs, loss, mailbox, n_rows, n_columns, n_parts, part_columns, n_valid,
+    vocab_start, vocab_size, ignore_index, strides, scales, rank, capacity, half, limit_ns, SPEC: gl.constexpr,
+    IN_REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """Compute the same as `one_pass_kernel` for the rows that it left, or nothing if there are none.
+
+    A program works on rows that the same program left. All words have arrived or are on their way. IN_REGISTERS: the
+    gradient of a last tile comes from registers, as in `one_pass_kernel`, so that it has the same bits.
+    """
+    if gl.load(mailbox.control + 2) != 0:
+        walk = open_walk(logits, target, grad, strides, n_rows, n_columns, n_parts, part_columns, n_valid, vocab_start,
+                         vocab_size, ignore_index, 1, 1, SPEC)  # fmt: skip
+        TILES: gl.constexpr = SPEC.TILES
+        epoch = gl.load(mailbox.control)
+        inverse = inverse_count(walk, inputs, loss, SPEC)
+        scale = scales.grad * inverse
+        exchange = open_exchange(mailbox, epoch, capacity, half, rank, walk.part_number, n_parts, SPEC)
+        limits = wait_limits(limit_ns, SPEC)
+        for step in range(walk.steps):
+            first = (walk.walker + step * walk.walkers) * SPEC.ROWS
+            if gl.load(late_word(exchange, first, n_parts, walk.part_number)) == epoch:
+                row = rows_of_step(walk, step, SPEC)  # (ROWS,)
+                exists = row < n_rows
+                counts, own_label = load_own_label(walk, row, load_labels(inputs, walk, row, 0, SPEC), SPEC)
+                if SPEC.GRAD:
+                    for tile_of_row in gl.static_range(TILES):
+                        copy_tile(walk, 0, row, counts, tile_of_row, tile_of_row, SPEC)
+                values = load_values(inputs, walk, row, SPEC)
+                words_exist, first_word = words_of_rows(first, n_rows, exchange, SPEC)
+                looked = first_look(words_exist, first_word, 0, numbers_in_state(SPEC), exchange, SPEC)
+                state, limits, _came = receive_state(looked, limits, exchange, SPEC)
+                teacher = own_label
+                if SPEC.TOP_K:
+                    top = load_own_top(walk, row, counts, load_top(walk, row, SPEC), scales, SPEC)
+                    _own_state, own_label, teacher = with_top(state, top, scales, SPEC)
+                terms = complete_rows(
+                    walk, -1, row, counts, exists, state, teacher, inputs, values, outputs, mailbox, scale, scales,
+                    SPEC,
+                )  # fmt: skip
+                if SPEC.GRAD:
+                    factors = gradient_factors(state, terms, counts, SPEC)
+                    for tile_of_row in gl.static_range(TILES):
+                        await_copies(TILES - 1 - tile_of_row)
+                        raw = load_tile(walk, 0, tile_of_row, tile_of_row, SPEC)
+                        if IN_REGISTERS and tile_of_row == TILES - 1:
+                            tile = tile_state(raw[0], raw[1], walk.part.valid, tile_of_row, scales, SPEC)
+                            store_from_registers(walk, tile, scales, factors, row, exists, tile_of_row, SPEC)
+                        else:
+                            store_from_logits(walk, raw, scales, factors, row, exists, tile_of_row, SPEC)
+                    if SPEC.TOP_K:
+                        store_at_top(walk, own_label, state, terms, row, exists, scales, SPEC)
+                    else:
+                        store_at_label(walk, own_label, factors, row, exists, scales, SPEC)
+        barrier()
+        arrive(mailbox.control + 1)
+        finish(outputs.loss, loss, mailbox, n_rows, epoch, scales, inverse, SPEC)
+        if gl.program_id(0) == gl.num_programs(0) - 1:
+            gl.store(mailbox.control + 2, 0)
