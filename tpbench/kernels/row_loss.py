@@ -181,7 +181,7 @@ class Options:
     vocab_size: int | None = declare(None, kind=int, low=1, high=MAX_COLUMNS)
     reduction: str = declare("mean", choices=("mean", "sum", "none"))
     ignore_index: int = declare(-100, kind=int, low=None)
-    exchange: str = declare("auto", choices=("auto", "nccl", "symmetric"))
+    exchange: str = declare("auto", choices=("auto", "nccl", "symmetric", "yielding"))
     algorithm: str = declare("auto", choices=("auto", "two_reads", "two_kernels", "one_read"))
     objective: Objective | None = None
     """The function that was given as the loss. It is one of log-probabilities: `loss` is "logprob" then."""
