@@ -69,8 +69,9 @@ class _LossModule(torch.nn.Module):
         return self
 
     def keep(self, result: LossResult) -> None:
-        """Keep what a call returns beside its loss."""
-        self.metrics, self.correct = result.metrics, result.correct
+        """Keep what a call returns beside its loss. torch takes long to set an attribute, so None isn't set again."""
+        if result.metrics is not self.metrics or result.correct is not self.correct:
+            self.metrics, self.correct = result.metrics, result.correct
 
     def check(self, target: Any, rows: dict[str, Any], **inputs: Any) -> None:
         """Raise if a tensor has no memory, if a target needs a gradient, or if the call has an unknown argument.
