@@ -38,12 +38,9 @@ class Remembered(dict[Any, Any]):
 class CachedLaunch:
     """`kernel[(programs,)](*arguments, **constants)`, with far less host time from the second call of a kind on.
 
-    On every call Triton examines every argument for properties that the kernel may be specialised for: dtypes, the
-    alignment of addresses to 16 bytes, integers, constants, options. A compiled kernel can also be launched directly
-    (`compiled[grid](*arguments)`, as in Triton's tutorial on fused softmax). This is right for arguments of the same
-    kind. Here two calls are of one kind if they have equal integers, pointers of the same dtype and alignment, and the
-    same device. That is stricter than Triton, which never specialises for the value of a float. The constants, some of
-    which are launch options, belong to one `CachedLaunch`.
+    On every call Triton examines every argument for what the kernel may be specialised for. A compiled kernel can be
+    launched directly, which is right for arguments of the same kind: of equal integers, and pointers of the same dtype
+    and alignment on the same device. That is stricter than Triton, which never specialises for the value of a float.
 
     The kernel's parameters must come in the order of `__call__`; then its constants.
     """

@@ -204,30 +204,28 @@ class EntropyLoss(_LossModule):
 
         It repeats an earlier call of the same form, whose arguments were checked, or the arguments are checked now.
         """
-        form_of_call = form_of(logits, target, {**rows, "learns": learns, "may_learn": torch.is_grad_enabled()})
+        named = {"learns": learns, "may_learn": torch.is_grad_enabled()}
+        form_of_call = form_of(logits, target, rows | named)
         repeated: RepeatedCall | None = self.remembered.get(form_of_call)
         if repeated is not None:
             return repeated
-        dtypes = [getattr(value, "dtype", None) for value in rows.values()]
         self.check(target, rows, logits=logits)
         self.check_columns("logits", logits.shape[-1] if logits.dim() else 0, logits.device)
+        is_plain = form_of_call is not None and form_of_call == form_of(logits, target, rows | named)
         if learns and rows.get("sequence_lengths") is not None and self.options.reduction == "none":
             raise ValueError("reduction must be 'mean' or 'sum' with sequence_lengths: a loss depends on other rows")
-        if dtypes != [getattr(value, "dtype", None) for value in rows.values()]:
-            form_of_call = None
-        return functools.partial(self._first_call, form_of_call, learns)
 
-    def _first_call(
-        self, form_of_call: Hashable, learns: bool, logits: Tensor, target: Any, rows: dict[str, Any]
-    ) -> EntropyLossResult:
-        named = self.arguments(rows)
-        named["grad"] = "none" if not learns else "in_place" if self.in_place else "new"
-        if learns:
-            named["grad_scale"] = self.options.grad_scale * self.options.stored_scale(len(logits), logits.dtype)
-        result = entropy_loss(logits, target, **named)
-        if form_of_call is not None and is_repeatable(result, target, **named):
-            self.remembered[form_of_call] = RepeatedCall(result, named)
-        return result
+        def first_call(logits: Tensor, target: Any, rows: dict[str, Any]) -> EntropyLossResult:
+            named = self.arguments(rows)
+            named["grad"] = "none" if not learns else "in_place" if self.in_place else "new"
+            if learns:
+                named["grad_scale"] = self.options.grad_scale * self.options.stored_scale(len(logits), logits.dtype)
+            result = entropy_loss(logits, target, **named)
+            if is_plain and is_repeatable(result, target, **named):
+                self.remembered[form_of_call] = RepeatedCall(result, named)
+            return result
+
+        return first_call
 
     def _with_gradient(
         self, call: Callable[..., EntropyLossResult], target: Any, rows: dict[str, Any], logits: Tensor

@@ -75,28 +75,24 @@ class Objective:
         if unknown := sorted(row_inputs.keys() - {*self.needed, *self.optional}):
             raise TypeError(f"{takes}: it has no parameter {', '.join(unknown)}")
         for name, values in row_inputs.items():
+            of = f"{name} must be a tensor of rows for the loss {self.name}"
             if not isinstance(values, Tensor):
-                raise TypeError(
-                    f"{name} must be a tensor of rows for the loss {self.name}, got {type(values).__name__}"
-                )
-            if values.dim() == 0 or len(values) != rows:
-                raise ValueError(f"{name} must have shape ({rows}, ...), got {tuple(values.shape)}")
-            if values.device != device:
-                raise ValueError(f"{name} must be on {device}, got {values.device}")
+                raise TypeError(f"{of}, got {type(values).__name__}")
+            if values.device != device or values.shape[:1] != (rows,):
+                got = f"{tuple(values.shape)} on {values.device}"
+                raise ValueError(f"{of}, of shape ({rows}, ...) on {device}, got {got}")
         if lengths is None and "sequences" in self.computed:
             raise ValueError(f"sequence_lengths must be given, because the loss {self.name} takes sequences")
-        if lengths is not None:
-            is_whole = all(isinstance(length, int) and length > 0 for length in lengths)
-            if not is_whole or sum(lengths) != rows:
-                raise ValueError(
-                    f"sequence_lengths must be positive ints whose sum is {rows}, the rows; got {lengths!r:.80}"
-                )
+        fits = lengths is None or (all(isinstance(each, int) and each > 0 for each in lengths) and sum(lengths) == rows)
+        if not fits:
+            raise ValueError(
+                f"sequence_lengths must be positive ints whose sum is {rows}, the rows; got {lengths!r:.80}"
+            )
 
     def call(self, rows: int, given: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the function's losses, (rows,) fp32, and its metrics.
 
-        Raises RuntimeError if the function raises an error, and ValueError if it changes its arguments or returns
-        something else.
+        Raises RuntimeError if the function raises an error, else ValueError.
         """
         versions = {name: _version(values) for name, values in given.items()}
         try:
@@ -108,16 +104,17 @@ class Objective:
         if changed := [name for name, values in given.items() if _version(values) != versions[name]]:
             raise ValueError(f"the loss {self.name} must not change its arguments, but changed {', '.join(changed)}")
         losses, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+        returns = f"the loss {self.name} must return"
         if not isinstance(metrics, dict):
-            raise ValueError(f"the loss {self.name} must return metrics as a dict, got {type(metrics).__name__}")
+            raise ValueError(f"{returns} metrics as a dict, got {type(metrics).__name__}")
         for name, values in {"losses": losses, **metrics}.items():
             shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
             if shape != (rows,):
-                raise ValueError(f"the loss {self.name} must return {name} of shape ({rows},), got {shape}")
+                raise ValueError(f"{returns} {name} of shape ({rows},), got {shape}")
         if not losses.is_floating_point():
-            raise ValueError(f"the loss {self.name} must return losses in float32, got {losses.dtype}")
+            raise ValueError(f"{returns} losses in float32, got {losses.dtype}")
         if torch.is_grad_enabled() and not losses.requires_grad:
-            raise ValueError(f"the loss {self.name} must return losses that depend on logprobs or entropy")
+            raise ValueError(f"{returns} losses that depend on logprobs or entropy")
         return losses.float(), {name: values.detach() for name, values in metrics.items()}
 
 

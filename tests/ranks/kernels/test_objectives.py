@@ -207,7 +207,7 @@ def _raises(logprobs: Tensor) -> Tensor:
         (lambda logprobs, power: logprobs, {}, "power must be given"),
         (lambda logprobs, power=None: logprobs, {"pwoer": torch.ones(9)}, "takes power: it has no parameter pwoer"),
         (_changes, {"power": 1.0}, "power must be a tensor of rows for the loss _changes"),
-        (_changes, {"power": torch.ones(8)}, r"power must have shape \(9, ...\), got \(8,\)"),
+        (_changes, {"power": torch.ones(8)}, r"power must be .* of shape \(9, ...\) on .*, got \(8,\)"),
         (_changes, {"power": torch.ones(9)}, "_changes must not change its arguments, but changed power"),
         (_raises, {}, "the loss _raises raised RuntimeError"),
         (lambda logprobs: logprobs.sum(), {}, r"must return losses of shape \(9,\), got \(\)"),
@@ -240,7 +240,8 @@ def _wrong_on_one_rank(rank: Rank, wrong: str) -> str:
 
 def test_a_wrong_tensor_on_one_rank_is_an_error_on_all() -> None:
     wrong, unequal = (run_on_ranks(2, _wrong_on_one_rank, wrong) for wrong in ("shape", "dtype"))
-    assert wrong == ["on rank 1: power must have shape (9, ...), got (4,)", "power must have shape (9, ...), got (4,)"]
+    first, second = (each.partition("power must be a tensor of rows for the loss")[::2] for each in wrong)
+    assert (first[0], second[0]) == ("on rank 1: ", "") and first[1] == second[1] and "got (4,)" in first[1]
     assert all(
         "power differs between ranks: ['torch.float32', 9] on rank 0, ['torch.float64', 9]" in each for each in unequal
     )

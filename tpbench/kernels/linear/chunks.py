@@ -210,31 +210,3 @@ def product(left: Tensor, right: Tensor, out: Tensor, alpha: float = 1.0, beta: 
         torch.addmm(out, left, right, beta=beta, alpha=alpha, out_dtype=out.dtype, out=out)
     else:
         out.addmm_(left.to(out.dtype), right.to(out.dtype), beta=beta, alpha=alpha)
-
-
-class WeightGradient:
-    """The gradients of weight and bias, summed over chunks. The bias's sum is kept in fp32."""
-
-    def __init__(self, weight: Tensor | None, bias: Tensor | None, given: Tensor | None, chunks: int) -> None:
-        """`weight`, `bias`: None if there is none, or it needs no gradient.
-
-        `given`: the tensor to add the weight's gradient to. None: the gradient gets new memory.
-        """
-        self.weight, self.beta = given, 0.0 if given is None else 1.0
-        if weight is not None and given is None:
-            self.weight = weight.new_empty(weight.shape) if chunks else weight.new_zeros(weight.shape)
-        self._bias = bias
-        self._bias_sum = None if bias is None else torch.zeros(bias.shape, dtype=torch.float32, device=bias.device)
-
-    def add(self, grad_logits: Tensor, hidden: Tensor, factor: float) -> None:
-        """Add factor * grad_logits.T @ hidden. grad_logits: (rows, local vocab), hidden: (rows, h)."""
-        if self.weight is not None:
-            product(grad_logits.t(), hidden, self.weight, factor, self.beta)
-            self.beta = 1.0
-        if self._bias_sum is not None:
-            self._bias_sum.add_(grad_logits.sum(0, dtype=torch.float32), alpha=factor)
-
-    @property
-    def bias(self) -> Tensor | None:
-        """The bias's gradient in the bias's dtype, (local vocab,), or None."""
-        return None if self._bias is None or self._bias_sum is None else self._bias_sum.to(self._bias.dtype)

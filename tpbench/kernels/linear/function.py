@@ -14,7 +14,7 @@ from tpbench.kernels import KernelLoss, checks
 from tpbench.kernels.distributed import gather_by_rank
 from tpbench.kernels.kernel_arguments import RowInputs, RowOutputs
 from tpbench.kernels.launch_rows import launch_rows
-from tpbench.kernels.linear.chunks import ChunkLogits, Chunks, WeightGradient, chunks_of
+from tpbench.kernels.linear.chunks import ChunkLogits, Chunks, chunks_of, product
 from tpbench.kernels.objective import RowObjective
 from tpbench.kernels.row_loss import LaunchRecord, LossResult, Options, RowLoss, Rows, TopK, kernel_target, labels_of
 from tpbench.kernels.two_pass.launch import inverse_row_count, reduced
@@ -164,9 +164,10 @@ def linear_entropy_loss(
     if len(chunks):  # the GPU works while the host prepares the rest
         computed = student.compute(0)
     teacher = None if of_teacher is None else ChunkLogits(*of_teacher, None, None, group, chunks)
-    weight_gradient = WeightGradient(
-        weight if "weight" in inputs else None, bias if "bias" in inputs else None, weight_grad, len(chunks)
-    )
+    grad_weight = weight_grad
+    if "weight" in inputs and weight_grad is None:
+        grad_weight = weight.new_empty(weight.shape) if len(chunks) else weight.new_zeros(weight.shape)
+    bias_sum = torch.zeros(len(weight), dtype=torch.float32, device=device) if "bias" in inputs else None
 
     kernels_target: Any = None if isinstance(target, (tuple, list)) else kernel_target(target, of_row)
     objective = None
@@ -194,7 +195,11 @@ def linear_entropy_loss(
         student.prefetch(index + 1)
         if teacher is not None:
             teacher.prefetch(index + 1)
-        weight_gradient.add(logits, hidden_chunk, 1.0 / stored_scale)
+        if grad_weight is not None:
+            is_new = weight_grad is None and index == 0
+            product(logits.t(), hidden_chunk, grad_weight, 1.0 / stored_scale, beta=0.0 if is_new else 1.0)
+        if bias_sum is not None:
+            bias_sum.add_(logits.sum(0, dtype=torch.float32), alpha=1.0 / stored_scale)
         if index + 1 < len(chunks):
             computed = student.compute(index + 1)
     student.wait()
@@ -206,7 +211,8 @@ def linear_entropy_loss(
     )
     rows = replace(rows, outputs=RowOutputs(*map(chunks.in_rows, rows.outputs)))
     return LinearEntropyLossResult(
-        reduced(rows, rows.inverse_count), *rows.outputs, grad_hidden, weight_gradient.weight, weight_gradient.bias,
+        reduced(rows, rows.inverse_count), *rows.outputs, grad_hidden, grad_weight,
+        None if bias_sum is None else bias_sum.to(weight.dtype),
         LinearLaunchRecord(len(chunks), chunks.most, workspace / 2**30, how, sent), metrics=metrics,
     )  # fmt: skip
 

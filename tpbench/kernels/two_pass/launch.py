@@ -99,20 +99,17 @@ def launch(loss: RowLoss, logits: Tensor, target: KernelTarget, rows: Rows) -> L
         strides = Strides._make((*of_read, *of_grad))
         kernels.append(gradient(programs, pointers, (n_rows, columns, vocabulary.world_size, strides, shard), scales))
     reduced(rows, inverse_count)
-    relaunch = functools.partial(_launch_again, loss, rows.mean, rows.count)
-    if rows.accumulate or rows.inverse_count is not None or spec.TEMPERATURES or objective is not None:
-        relaunch = None
+
+    def relaunch(
+        logits: Tensor, target: KernelTarget, grad: Tensor | None, inputs: RowInputs, outputs: RowOutputs,
+        total: Tensor | None, mean: float = rows.mean, count: bool = rows.count,
+    ) -> None:  # fmt: skip
+        launch(loss, logits, target, Rows(outputs, inputs, grad, total=total, mean=mean, count=count))
+
+    needs_more = rows.accumulate or rows.inverse_count is not None or spec.TEMPERATURES or objective is not None
     numbers = width + 2 * (loss.loss == "jsd")  # of each row, for every other rank
     bytes_sent = (vocabulary.world_size - 1) * n_rows * numbers * 4
-    return LaunchRecord(algorithm, block, bytes_sent, tuple(kernels), relaunch)
-
-
-def _launch_again(
-    loss: RowLoss, mean: float, count: bool, logits: Tensor, target: KernelTarget, grad: Tensor | None,
-    inputs: RowInputs, outputs: RowOutputs, total: Tensor | None,
-) -> None:  # fmt: skip
-    """Launch the kernels of an earlier call for other tensors of the same form."""
-    launch(loss, logits, target, Rows(outputs, inputs, grad, total=total, mean=mean, count=count))
+    return LaunchRecord(algorithm, block, bytes_sent, tuple(kernels), None if needs_more else relaunch)
 
 
 def losses_of_statistics(loss: RowLoss, gathered: Tensor, target: KernelTarget, rows: Rows) -> None:
