@@ -1,7 +1,8 @@
-"""The one-pass kernels compiled for a GPU. This needs no GPU, and the interpreter cannot run kernels in Gluon."""
+"""The kernels compiled for a GPU, which needs none. The interpreter cannot run those in Gluon."""
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
@@ -14,8 +15,9 @@ from triton.compiler.compiler import compile as compile_for
 from tests.support.fake_gpu import H200, fake_h200
 from tpbench.kernels.kernel_arguments import RowInputs, RowOutputs, Scales, TopTarget
 from tpbench.kernels.one_pass.launch import Form, OnePassLaunch, Prepared, prepare
-from tpbench.kernels.row_loss import Vocabulary
+from tpbench.kernels.row_loss import Options, RowLoss, Rows, Vocabulary
 from tpbench.kernels.symmetric import Workspace
+from tpbench.kernels.two_pass import launch as two_pass
 
 
 def compile_kernel(
@@ -54,6 +56,23 @@ def compile_kernel(
     return kernel.kernel.__name__, compiled.asm["ptx"], compiled.metadata.shared
 
 
+def compile_two_pass(loss: str, **options: Any) -> list[str]:
+    """Compile the two-pass kernels of a call over two kernels. Returns their names."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        gpu = fake_h200(monkeypatch)
+        monkeypatch.setattr(two_pass, "launching", lambda device: contextlib.nullcontext())
+        logits, labels = torch.zeros((4, 4096), dtype=torch.bfloat16), torch.zeros(4, dtype=torch.int64)
+        target: Any = labels if loss == "cross_entropy" else logits
+        given = Options(loss=loss, group=None, algorithm="two_kernels", **options)
+        of_row = RowLoss.of_call(given, 4096, logits.device, "logits", target)
+        rows = Rows.of_call(of_row, 4, logits.device, RowInputs(), None, logits)
+        two_pass.launch(of_row, logits, target, rows)
+        two_pass.scale_rows(logits, torch.ones(4))
+    for kernel in gpu.compiled:
+        compile_for(kernel.src, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
+    return [kernel.src.name for kernel in gpu.compiled]
+
+
 OPTIONS = {"smoothed": True, "entropy": True, "entropy_grad": True, "softcap": 30.0}
 CASES: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...] = (
     (("cross_entropy", 100352, 1), {}),
@@ -75,6 +94,17 @@ def compiled() -> list[tuple[str, str, int]]:
         monkeypatch.setenv("TRITON_INTERPRET", "0")
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
             return [each.result() for each in [pool.submit(compile_kernel, *case, **more) for case, more in CASES]]
+
+
+def test_two_pass_kernels_compile() -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("TRITON_INTERPRET", "0")
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            labels = pool.submit(compile_two_pass, "cross_entropy", entropy=True, z_loss=0.1, label_smoothing=0.1)
+            mixture = pool.submit(compile_two_pass, "jsd", entropy=False, softcap=30.0)
+            kernels = labels.result() + mixture.result()
+    of_all = {"statistics_kernel", "row_loss_kernel", "loss_and_gradient_kernel", "reduce_kernel", "scale_kernel"}
+    assert set(kernels) == of_all | {"inverse_count_kernel", "mixture_kernel"}
 
 
 def test_kernels_compile(compiled: list[tuple[str, str, int]]) -> None:
