@@ -34,12 +34,9 @@ def describe(code: int | None, timeout_s: float, folder: Path) -> tuple[str, str
     """
     logs = {int(log.parent.name): _text(log) for log in folder.glob("*/attempt_0/*/stderr.log")}
     if code is None:
-        # The calls stand together at the beginning: a terminal shows the ends of a long reason.
-        calls = [f"\nrank {rank}: {place}" for rank in sorted(logs) if (place := _innermost_calls(logs[rank]))]
-        words = {rank: _last_words(logs[rank], 1 if calls else 3) for rank in sorted(logs)}
-        lines = "\n".join(f"rank {rank}: {text}" for rank, text in words.items() if text)
-        sentence = f"still running after timeout_s={timeout_s:g}{':' if calls else ''}"
-        return "timeout", _join("".join([sentence, *calls]), lines)
+        told = {rank: filter(None, (_last_words(log, 1), _innermost_calls(log))) for rank, log in logs.items()}
+        ranks = [f"rank {rank}: {'; '.join(told[rank])}" for rank in sorted(logs)]
+        return "timeout", "\n".join([f"still running after timeout_s={timeout_s:g}{':' * bool(ranks)}", *ranks])
     failures = _failures(folder)
     quiet = logs.keys() - {failure.rank for failure in failures}
     if quiet and (code == 0 or (failures and all(failure.exit_code in LOST_PEERS for failure in failures))):

@@ -141,8 +141,7 @@ def command_line_names(workload: Workload | None = None) -> set[str]:
 def store_defaults() -> None:
     """Store Hydra's nodes of defaults: of every job as `job_defaults`, of a workload as `workload/NAME`, `variant=all`.
 
-    A field's default stands in its dataclass only, and other values may refer to it. The nodes have no types, because
-    OmegaConf has no `Literal`: `tpbench.settings.parse` checks values.
+    They have no types, because OmegaConf has no `Literal`: `tpbench.settings.parse` checks values.
     """
     from hydra.core.config_store import ConfigStore
 

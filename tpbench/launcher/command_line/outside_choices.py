@@ -127,12 +127,9 @@ def _require_free_names(variant: OutsideVariant) -> None:
     taken = {field.name for cls in (Job, MeasureSettings) for field in fields(cls)} | SWEEP_OPTION_NAMES
     taken |= {*GROUPS, *aliases(), *REPORT_NAMES, *COMMON_COLUMNS} - SHARED_COLUMNS.keys()
     types = {field.name: type_of_hint(field.type) for field in fields(variant.of_workload.problem)}
-    typed = {
-        name: column.type for other in NAMES for name, column in workload_columns()[other].items()
-    } | SHARED_COLUMNS
+    columns = [column for other in NAMES for column in workload_columns()[other].values()]
+    typed = {column.name: column.type for column in columns} | SHARED_COLUMNS
     wrong = [name for name, kind in types.items() if name in taken or kind != typed.get(name, kind)]
     for name in wrong or variant.of_workload.column_types().keys() & {*REPORT_NAMES, *COMMON_COLUMNS, *typed, *types}:
-        what = "field" if name in wrong else "column"
-        raise JobError(
-            f"{file}: the {what} {name} of {variant.workload} has a name that tpbench or a field uses: rename it"
-        )
+        place = f"{file}: the {'field' if name in wrong else 'column'} {name} of {variant.workload}"
+        raise JobError(f"{place} has a name that tpbench or a field uses: rename it")

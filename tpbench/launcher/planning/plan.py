@@ -25,6 +25,7 @@ class PlanningTarget(Protocol):
 
     def memory_gib(self) -> tuple[float | None, float | None]:
         """Return the memory of one GPU, and the main memory that all ranks of a node share. None: unknown."""
+        return None, None
 
 
 @dataclass(frozen=True)

@@ -36,17 +36,13 @@ def decide(cells: Sequence[Cell], facts: Mapping[str, Any]) -> dict[int, ResumeD
             frame = load(output_dir)
             for row in plain_rows(frame[frame["key"].isin(keys)].sort_values("finished_at", kind="stable")):
                 rows[output_dir, row["key"]].append(row)
-    return {
-        cell.index: _decide(cell, rows[cell.job.output_dir, cell.job.key], _facts_of(cell, facts)) for cell in cells
-    }
-
-
-def _facts_of(cell: Cell, facts: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the facts with the versions that the cell's job has. A skipped cell may lack the packages."""
-    versions = {name: value for name, value in cell.job.software.items() if value}
-    if cell.skip_reason:
-        versions.pop("package_versions", None)
-    return {**versions, **facts}
+    decisions = {}
+    for cell in cells:
+        # A skipped cell may lack the packages.
+        versions = {name: value for name, value in cell.job.software.items() if value}
+        known = {name: value for name, value in versions.items() if not cell.skip_reason or name != "package_versions"}
+        decisions[cell.index] = _decide(cell, rows[cell.job.output_dir, cell.job.key], {**known, **facts})
+    return decisions
 
 
 def _decide(cell: Cell, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> ResumeDecision:

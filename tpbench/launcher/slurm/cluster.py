@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from subprocess import DEVNULL, PIPE
 from typing import Literal, Self
 
 from tpbench.job import Job
@@ -73,9 +74,8 @@ def answer(*command: str) -> subprocess.CompletedProcess[str]:
 
     Raises JobError if Slurm is not installed, and Terminated if a signal comes.
     """
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     try:
-        process = subprocess.Popen(command, text=True, **pipes)  # type: ignore[call-overload]
+        process = subprocess.Popen(command, text=True, stdin=DEVNULL, stdout=PIPE, stderr=PIPE)
     except FileNotFoundError:
         raise JobError(f"this needs Slurm's commands: there is no {command[0]} here") from None
     deadline = time.monotonic() + ANSWER_S
@@ -136,9 +136,6 @@ class Partition(PlanningTarget):
     @property
     def device(self) -> Literal["cuda", "cpu"]:
         return "cuda" if self.gpus_per_node else "cpu"
-
-    def memory_gib(self) -> tuple[None, None]:
-        return None, None
 
     def skip_reason(self, job: Job) -> str | None:
         most, unit = (self.gpus_per_node, "GPUs") if job.device == "cuda" else (self.cores_per_node, "ranks")

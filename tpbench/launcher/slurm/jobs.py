@@ -8,6 +8,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -119,9 +120,8 @@ class Slurm(Runner):
         }
         given = {name: value for name, value in parameters.items() if value is not None}
         executor.update_parameters(job_name="tpbench", setup=setup, **given)
-        for alike in lists:
-            for attempt in alike:
-                attempt.task.save(attempt.task_file)
+        for attempt in chain(*lists):
+            attempt.task.save(attempt.task_file)
         tasks = [NodeTask(tuple(str(attempt.folder) for attempt in alike), options) for alike in lists]
         try:
             with executor.batch():
