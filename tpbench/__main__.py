@@ -44,8 +44,8 @@ def _hydra_main(config: DictConfig) -> None:
 @packages.explain_missing()
 def main() -> None:
     """Run the command line. The exit code is 1 if a cell ends as error, timeout or wrong, and 2 for invalid input."""
-    if "TORCHELASTIC_RUN_ID" in os.environ and not _leave_torchrun():
-        return
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        _leave_torchrun()
     command_line.typed[:] = sys.argv[1:]
     if (code := console.information(sys.argv[1:])) is not None:
         sys.exit(code)
@@ -73,18 +73,16 @@ def main() -> None:
         _exit(f"Hydra cannot use this configuration: {type(error).__name__}: {error}")
 
 
-def _leave_torchrun() -> bool:
-    """Return True if this is rank 0 of a torchrun. It does the work, as without torchrun, and the others end."""
-    if is_first := os.environ["RANK"] == "0":
-        if sys.argv[1:] and sys.argv[1] not in COMMANDS:
-            sys.argv[1:] = command_line.without_dashes(sys.argv[1:])
-        line = printable(shlex.join(sys.argv[1:]), 2000)
-        print(
-            f"tpbench starts its ranks itself, so rank 0 does the work: write python -m tpbench {line}", file=sys.stderr
-        )
+def _leave_torchrun() -> None:
+    """End unless this is rank 0 of a torchrun, which does the work as without torchrun."""
+    if os.environ["RANK"] != "0":
+        sys.exit()
+    if sys.argv[1:] and sys.argv[1] not in COMMANDS:
+        sys.argv[1:] = command_line.without_dashes(sys.argv[1:])
+    line = printable(f"write python -m tpbench {shlex.join(sys.argv[1:])}", 2000)
+    print(f"tpbench starts its ranks itself, so rank 0 does the work: {line}", file=sys.stderr)
     for name in [name for name in os.environ if name.startswith("TORCHELASTIC_")]:
         del os.environ[name]
-    return is_first
 
 
 def _hydra_message(error: HydraException) -> str:

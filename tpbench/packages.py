@@ -16,9 +16,6 @@ REQUIRED = (
 )
 """The modules of the packages that setup.cfg requires."""
 
-NAMES = {"hydra": "hydra-core", "pynvml": "nvidia-ml-py", "yaml": "pyyaml"}
-"""The packages among them whose name is not that of their module."""
-
 OPTIONAL = {
     "matplotlib": "[report]",
     "submitit": "[slurm]",
@@ -63,10 +60,9 @@ def missing(modules: Iterable[str]) -> list[str]:
 
 
 def versions(modules: Iterable[str]) -> str | None:
-    """Return the optional packages of these modules with versions, such as `transformers 5.17.0, deepspeed 0.19.8`.
+    """Return the installed optional packages of these modules, such as `transformers 5.17.0, verl unknown`, or None.
 
-    A module whose package has no metadata is `MODULE unknown`. Modules that tpbench itself requires, and those that are
-    not installed, are left out. Returns None if none is left. Nothing is imported.
+    A module whose package has no metadata is `MODULE unknown`. Nothing is imported.
     """
     versions = (_versions_of(module) for module in modules if module not in REQUIRED)
     return ", ".join(dict.fromkeys(text for texts in versions for text in texts)) or None
@@ -96,8 +92,7 @@ def pip_install(arguments: str) -> str:
 def install_command(extra: str = "") -> str:
     """Return the shell command that installs tpbench, with one of its extras, into the environment of this Python.
 
-    No package index has tpbench. In a checkout the command therefore names the folder. Elsewhere tpbench is already
-    installed, and pip only adds what the extra lacks.
+    No package index has tpbench, so in a checkout the command names the folder.
     """
     suffix = f"[{extra}]" if extra else ""
     folder = checkout()
@@ -125,7 +120,7 @@ def explanation(error: ModuleNotFoundError) -> str | None:
         return None
     if module in OPTIONAL:
         return f"tpbench: this command {not_installed([module])}"
-    absent = ", ".join(NAMES.get(name, name) for name in REQUIRED if name == module or not installed(name))
+    absent = ", ".join(name for name in REQUIRED if name == module or not installed(name))
     folder = checkout()
     run = f"  {folder}/scripts/run [ARGUMENTS]  # in an environment that it makes in .venv\n" if folder else ""
     return (

@@ -1,12 +1,8 @@
 """`python -m tpbench docs [PAGE]`: the pages that are shipped with the package."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-
-from rich.console import Console
-from rich.markdown import Markdown
 
 import tpbench
 from tpbench.settings import JobError
@@ -27,8 +23,7 @@ def main(arguments: Sequence[str]) -> int:
         ]
         print(*aligned_lines(("page", "title"), titles), sep="\n")
     elif name in PAGES:
-        text = PAGES[name].read_text(encoding="utf-8")
-        Console().print(Markdown(text)) if sys.stdout.isatty() else print(text, end="")
+        print(PAGES[name].read_text(encoding="utf-8"), end="")
     else:
         raise JobError(unknown("page", name, PAGES))
     return 0

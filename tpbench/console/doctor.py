@@ -53,9 +53,6 @@ def gpus() -> Iterator[Finding]:
 
 def compiler() -> Iterator[Finding]:
     """Check that Triton can build its launchers. With a GPU it needs a C compiler and Python's headers."""
-    if not packages.installed("triton"):
-        yield Finding("Triton", "fail", "not installed", packages.pip_install("triton"))
-        return
     yield Finding("Triton", "ok", str(machine.version("triton")))
     if not machine.gpu_count():
         return
@@ -88,19 +85,19 @@ def disk(output_dir: str = "outputs") -> Iterator[Finding]:
 def torch_findings(gpus: int, ranks: int) -> Iterator[Finding]:
     """Return what torch sees of the GPUs and, over several ranks, whether they can communicate."""
     command = [sys.executable, "-m", "tpbench.console.torch_probe", str(gpus), str(ranks)]
+    fix = "NCCL_DEBUG=INFO says more; a small /dev/shm and wrong NCCL_SOCKET_IFNAME are usual causes"
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
-        output, errors = done.stdout, done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        failed = done.returncode != 0
-    except subprocess.TimeoutExpired as timeout:
-        output, errors, failed = (timeout.stdout or b"").decode(), [f"no answer within {TIMEOUT_S} s"], True
-    findings = [Finding(*json.loads(line)) for line in output.splitlines() if line.startswith("[")]
+    except subprocess.TimeoutExpired:
+        yield Finding("NCCL", "fail", f"no answer within {TIMEOUT_S} s", fix)
+        return
+    findings = [Finding(*json.loads(line)) for line in done.stdout.splitlines() if line.startswith("[")]
     yield from findings
-    if failed:
+    if done.returncode:
+        errors = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         error = next((line for line in reversed(errors) if "Error" in line), errors[-1]).strip()[:300]
-        fix = "NCCL_DEBUG=INFO says more; a small /dev/shm and wrong NCCL_SOCKET_IFNAME are usual causes"
-        subject = "NCCL" if findings else "torch"
-        yield Finding(subject, "fail", f"it fails: {error}", fix if findings else packages.pip_install("torch"))
+        subject, fix = ("NCCL", fix) if findings else ("torch", packages.pip_install("torch"))
+        yield Finding(subject, "fail", f"it fails: {error}", fix)
 
 
 def main(arguments: Sequence[str]) -> int:

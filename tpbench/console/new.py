@@ -1,7 +1,6 @@
 """`python -m tpbench new FILE.py --workload NAME`: write a file with a variant, or a whole operation, to start from."""
 
 import argparse
-import importlib.util
 import re
 import shlex
 from collections.abc import Sequence
@@ -31,8 +30,6 @@ def main(arguments: Sequence[str]) -> int:
     file, workload = options.file, options.workload
     if not FILE_NAME.fullmatch(file.name):
         raise JobError(f"{file.name} is no name for the file: take letters, digits and _ - . of ASCII; end in .py")
-    if not file.exists() and "." not in file.stem and importlib.util.find_spec(file.stem):
-        raise JobError(f"{file.name} would hide the Python module {file.stem}: choose another name")
     example = EXAMPLES / ("moe.py" if workload == OPERATION else f"{workload}.py")
     text = example.read_text().replace("FILE:", f"{file.name}:")
     try:

@@ -88,13 +88,11 @@ def _complaint(problem: Any, tp_size: int, dp_size: int) -> str | None:
     """Return the first complaint of a user's problem: its `check` may return one, a list or a generator, or None."""
     from tpbench.workloads.step import WrongReturn
 
-    complaints = problem.check(tp_size, dp_size)
-    if complaints is None or isinstance(complaints, str):
-        return complaints or None
-    found = list(complaints) if isinstance(complaints, Iterable) else [complaints]
+    complaints = problem.check(tp_size, dp_size) or ()
+    found = [complaints] if isinstance(complaints, str) or not isinstance(complaints, Iterable) else [*complaints]
     if not all(isinstance(complaint, str) for complaint in found):
         raise WrongReturn(type(problem).check, f"check must return complaints, a list of str, not {complaints!r:.60}")
-    return found[0] if found else None
+    return next(iter(found), None)
 
 
 def from_file(path: Path, function: str) -> OutsideVariant:

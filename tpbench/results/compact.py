@@ -1,8 +1,7 @@
 """Merge the files of single rows into one, which is smaller and read faster, while no sweep writes to the folder.
 
-A reader sees every row once at any moment: the merged file appears before the single files are deleted, and a row that
-is found twice counts once. Some files stay as they are: rows of status error and timeout (a sweep may retry these cells
-and delete the rows), and files that are broken or foreign.
+A reader sees every row once at any moment: the merged file appears first, and a row that is found twice counts once.
+Rows of status error and timeout stay in their files, because a sweep may retry these cells and delete the rows.
 """
 
 import argparse

@@ -1,8 +1,7 @@
 """Choose the row that holds for each cell, if several rows are of the same cell, and warn of rows that could mislead.
 
-A measurement holds until the same cell is measured again. A row without a measurement, of an attempt that failed or was
-skipped, holds only if no measurement was made with the same kernels and packages on the same hardware and driver,
-earlier or later.
+A measurement holds until the same cell is measured again. A row of an attempt that failed or was skipped holds only if
+no measurement was made with the same kernels and packages on the same hardware and driver.
 """
 
 import contextlib
@@ -56,8 +55,7 @@ def is_replaced_by(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def hardware(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the columns `device` and `hardware` of each row: the GPU's name, or the CPU's name.
 
-    A cell that never ran may have neither. It gets those of the other rows if they agree on one, so that it stands
-    beside them in a table, and a later run replaces it.
+    A cell that never ran may have neither. It gets those of the other rows if they agree on one.
     """
     place = pd.DataFrame(
         {"device": frame["device"], "hardware": frame["gpu_name"].where(frame["device"] == "cuda", frame["cpu_model"])}
@@ -116,8 +114,6 @@ def rows_with_missed_work(table: pa.Table) -> list[str]:
 
     When a step returns, all its launches are queued. So an honest device is idle after the time of an iteration.
     """
-    if not {"time_ms", "launch_ms", "device_ms"} <= {*table.column_names}:
-        return []
     wait_ms = pc.subtract(table["time_ms"], table["launch_ms"])
     limit_ms = pc.add(pc.multiply(table["device_ms"], _LONGER_WAIT), _WAIT_MS)
     names = table.filter(pc.greater(wait_ms, limit_ms))["row_id"].unique().to_pylist()

@@ -58,7 +58,7 @@ class RowWarning(UserWarning):
 def load(where: Where = "outputs", *, columns: str | Sequence[str] | None = None, **equal: Any) -> pd.DataFrame:
     """Return all rows in `where`: a folder with its subfolders, a file, a glob, or a list of these.
 
-    `columns` selects one column or several; the others are not read. Every other keyword is a column with the value, or
+    `columns` selects one column or several. Every other keyword is a column with the value, or
     the list of values, that rows must have: `load("outputs", status="ok", tp_size=[2, 4], columns=["variant", "vocab",
     "time_ms"])`. `python -m tpbench docs columns` lists the columns with their units.
 
@@ -87,17 +87,10 @@ def _frame(table: pa.Table) -> pd.DataFrame:
 
 def _load(where: Where, columns: str | Sequence[str] | None, equal: Mapping[str, Any]) -> pa.Table:
     columns = [columns] if isinstance(columns, str) else columns
-    needed = None
-    if columns is not None:
-        needed = frozenset({*columns, *equal, *_ORDER, "finished_at", "workload", DEFINITION})
-        needed |= {"gpu_name", "gb_per_s"} if SHARE in needed else set()
-        needed |= (label_columns() if LABEL in needed else frozenset()) | ({"job"} if "key" in needed else frozenset())
-    table, _, complaints = read_table(where, needed)
-    table = with_datasheet(with_keys(with_defaults(table)))
+    table, _, complaints = read_table(where)
+    table = with_labels(with_datasheet(with_keys(with_defaults(table))))
     for complaint in (*complaints, *rows_with_missed_work(table)):
         warnings.warn(complaint, RowWarning, stacklevel=3)
-    if needed is None or LABEL in needed:
-        table = with_labels(table)
     for name in (*equal, *(columns or ())):
         if name not in table.column_names:
             raise ValueError(unknown("column", name, table.column_names, COLUMN_LIST))
@@ -147,8 +140,7 @@ def load_row(output_dir: str, row_id: str) -> dict[str, Any]:
 
 def frame_of(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """Return rows that this process wrote or loaded as a frame like that of `load`."""
-    columns = all_columns()
-    filled = [{name: value for name, value in row.items() if name in columns and value is not None} for row in rows]
+    filled = [{name: row[name] for name in all_columns() if row.get(name) is not None} for row in rows]
     return _frame(with_labels(_in_order(_concatenate([row_table(row) for row in filled]))))
 
 
@@ -161,16 +153,15 @@ def plain_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
-def read_table(where: Where, columns: frozenset[str] | None = None) -> tuple[pa.Table, list[Path], list[str]]:
+def read_table(where: Where) -> tuple[pa.Table, list[Path], list[str]]:
     """Return the rows of all files as one table without duplicates, the files that were read, and complaints.
 
-    Files of equal schema are concatenated first: ten thousand files have a handful of schemas. The workloads of users'
-    files that rows define are known from then on, in their newest form.
+    The workloads of users' files that rows define are known from then on, in their newest form.
     """
-    contents = read_files(where, columns)
+    contents = read_files(where)
     complaints = {path: why for path, why in contents.items() if isinstance(why, str)}
     tables = {path: rows for path, rows in contents.items() if not isinstance(rows, str)}
-    groups: dict[pa.Schema, list[Path]] = defaultdict(list)
+    groups: dict[pa.Schema, list[Path]] = defaultdict(list)  # ten thousand files have a handful of schemas
     for path, table in tables.items():
         groups[table.schema].append(path)
     waiting = list(groups.values())
@@ -194,7 +185,7 @@ def read_table(where: Where, columns: frozenset[str] | None = None) -> tuple[pa.
 
 
 def _conform(table: pa.Table) -> pa.Table:
-    """Return the table with its columns in the declared types. Other programs write them in types of other widths."""
+    """Return the table with its columns in the declared types: other programs write types of other widths."""
     columns = all_columns()
     if len(set(table.column_names)) < len(table.column_names):
         raise ValueError("it has two columns of one name")
@@ -316,15 +307,10 @@ def chosen_options(row: Mapping[str, Any], workload: Workload | None) -> tuple[t
     return tuple((name, value) for name, value, default in values if value not in (None, default, required.get(name)))
 
 
-def label_columns() -> frozenset[str]:
-    """Return the columns from which labels are computed."""
-    options = {name for workload in (None, *workloads().values()) for name in default_options(workload)}
-    return frozenset({"workload", "variant", *options})
-
-
 def with_labels(table: pa.Table) -> pa.Table:
     """Return the table with the column `label` after `variant`. Rows of equal options have equal labels."""
-    names = [name for name in table.column_names if name in label_columns()]
+    options = {name for workload in (None, *workloads().values()) for name in default_options(workload)}
+    names = [name for name in table.column_names if name in {"workload", "variant", *options}]
     rows = list(zip(*(table.column(name).to_pylist() for name in names), strict=True))
     labels: dict[tuple[Any, ...], str | None] = {}
     for values in dict.fromkeys(rows):

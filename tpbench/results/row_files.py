@@ -80,21 +80,21 @@ def has_right_checksum(content: bytes) -> bool | None:
     return 0 <= begin < start and hashlib.sha256(content[:start] + content[end:]).digest() == content[start:end]
 
 
-def read_files(where: Where, columns: frozenset[str] | None) -> dict[Path, pa.Table | str]:
+def read_files(where: Where) -> dict[Path, pa.Table | str]:
     """Return the rows of each file, or why it cannot be read."""
     contents: dict[Path, pa.Table | str] = {}
     with ThreadPoolExecutor(_THREADS) as threads:
         for _ in range(_LISTINGS):
             new = [path for path in row_files(where) if path not in contents]
-            read = dict(zip(new, threads.map(lambda path: _read(path, columns), new), strict=True))
+            read = dict(zip(new, threads.map(_read, new), strict=True))
             contents |= {path: rows for path, rows in read.items() if rows is not None}
             if None not in read.values():
                 break
     return contents
 
 
-def _read(path: Path, columns: frozenset[str] | None) -> pa.Table | str | None:
-    """Return the file's rows with those columns, or why it cannot be read, or None if it was deleted."""
+def _read(path: Path) -> pa.Table | str | None:
+    """Return the file's rows, or why it cannot be read, or None if it was deleted."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe would wait for a writer
             return "it is no regular file"
@@ -107,7 +107,7 @@ def _read(path: Path, columns: frozenset[str] | None) -> pa.Table | str | None:
     if is_right is False:
         return "it is broken: its checksum does not fit its content"
     try:
-        table = _parquet(content, columns)
+        table = _parquet(content)
         if not is_right and not isinstance(table, str):
             table.validate(full=True)  # text that is not UTF-8 would fail much later
         return table
@@ -115,20 +115,18 @@ def _read(path: Path, columns: frozenset[str] | None) -> pa.Table | str | None:
         return f"it is broken: {printable(str(error))}"
 
 
-def _parquet(content: bytes, columns: frozenset[str] | None) -> pa.Table | str:
-    """Return the file's rows with those columns, or why they are not rows of this version."""
+def _parquet(content: bytes) -> pa.Table | str:
+    """Return the file's rows, or why they are not rows of this version."""
     parquet = pq.ParquetFile(pa.BufferReader(content), pre_buffer=False)
-    metadata = parquet.metadata.metadata or {}
+    metadata, names = parquet.metadata.metadata or {}, parquet.schema_arrow.names
     if MARKER in metadata:
         versions = {int(metadata[MARKER])}
     else:  # a program that rewrites a file, such as pandas or DuckDB, keeps the column only
-        names = parquet.schema_arrow.names
         if lacking := [name for name in ("row_id", "schema_version") if name not in names]:
             return f"it is not tpbench's: it has no column {' and no column '.join(lacking)}"
         versions = set(parquet.read(columns=["schema_version"]).column(0).to_pylist())
-        columns = frozenset(names).difference(_ADDED) if columns is None else columns
     if versions != {SCHEMA_VERSION}:
         stored = ", ".join(map(str, versions))
         return f"it has version {stored} of the schema, and this tpbench reads {SCHEMA_VERSION}"
-    wanted = None if columns is None else [*columns]
-    return parquet.read(columns=wanted, use_threads=False).replace_schema_metadata(None)
+    table = parquet.read(use_threads=False).replace_schema_metadata(None)
+    return table.drop_columns([name for name in _ADDED if name in names])

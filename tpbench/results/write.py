@@ -51,9 +51,9 @@ def row_path(output_dir: str | os.PathLike[str], row_id: str) -> Path:
 def write_row(row: Mapping[str, Any], output_dir: str | os.PathLike[str], row_id: str) -> Path:
     """Write `row` to OUTPUT_DIR/rows/ROW_ID.parquet and return that path.
 
-    The file has only columns with a value. row_id, schema_version and tpbench_version are added. When this returns, the
-    row survives a power cut. Raises RowError for a column that does not exist or a value that its type cannot hold,
-    RowExists if the row is there already, and OSError if the disk does not take it. After an error nothing is left.
+    row_id, schema_version and tpbench_version are added. When this returns, the row survives a power cut. Raises
+    RowError for a column that does not exist or a value that its type cannot hold, RowExists if the row is there
+    already, and OSError if the disk does not take it. After an error nothing is left.
     """
     path = row_path(output_dir, row_id)
     identity = {"row_id": row_id, "schema_version": SCHEMA_VERSION}
@@ -71,10 +71,7 @@ def write_row(row: Mapping[str, Any], output_dir: str | os.PathLike[str], row_id
 
 
 def row_table(row: Mapping[str, Any]) -> pa.Table:
-    """Return the row as an Arrow table of one line, in the schema's types and order.
-
-    It lacks the columns without a value, which readers add: to read these would take half of the time. Raises RowError.
-    """
+    """Return the row as an Arrow table of one line, without columns that have no value. Raises RowError."""
     register_stored([row.get("workload_definition")])
     columns = COMMON_COLUMNS | workload_columns().get(row.get("workload") or "", {})
     for name in row:
@@ -93,8 +90,7 @@ def row_table(row: Mapping[str, Any]) -> pa.Table:
 
 
 def _array(name: str, kind: pa.DataType | None, value: Any) -> pa.Array:
-    """Return one value as a column. Raises RowError for values that Arrow would convert: true to 1, local time to
-    UTC."""
+    """Return one value as a column. Raises RowError for values that Arrow would convert, as true to 1."""
     value_type = type_of(value)
     if value_type is None or (value_type != kind and (value_type, kind) != (INT, REAL)):
         column = kind or "of no such type"

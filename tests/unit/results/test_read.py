@@ -292,10 +292,10 @@ def test_a_file_that_moves_into_another_is_found(tmp_path, row, monkeypatch):
     first = write_row(row(), tmp_path, "r1")
     original = files._read
 
-    def moved(path, columns):
+    def moved(path):
         if path == first and first.exists():
             first.rename(first.with_name("merged.parquet"))
-        return original(path, columns)
+        return original(path)
 
     monkeypatch.setattr(files, "_read", moved)
     assert quietly(tmp_path).row_id.tolist() == ["r1"]
