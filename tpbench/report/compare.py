@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
 import pandas as pd
 
@@ -63,11 +64,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def comparison_document(comparison: Comparison, simulated: float | None = None) -> Document:
-    """Return a table with a line for each cell: failures first, then by the ratio, the worst first.
-
-    A note that all compared cells have stands below the table, once. CSV has it in each line. With a `simulated`
-    change, a column and a sentence say how likely such rows show it.
-    """
+    """Return a table with a line for each cell: failures first, then the worst ratio. `simulated`: see `--simulate`."""
     shown, worse = comparison.metric, comparison.metric.better or -1
     noted = [change.notes for change in comparison.changes if change.ratio]
     shared = [note for note in noted[0] if all(note in notes for notes in noted)] if len(noted) > 1 else []
@@ -98,11 +95,14 @@ def comparison_document(comparison: Comparison, simulated: float | None = None) 
     lines = [cells(change) for change in (*comparison.common, *ordered)]
     notes = [f"All compared cells: {printable('; '.join(shared))}."] if shared else []
     if simulated is not None and comparison.tested:
-        more = ", ".join(f"{comparison.mean_chance(simulated, count):.0%} with {count}" for count in MORE_ROWS)
+        chances = (
+            f"{fmean(comparison.chance(change, simulated, count) or 0.0 for change in comparison.tested):.0%}"
+            f"{f' with {count}' if count else ''}"
+            for count in (None, *MORE_ROWS)
+        )
         notes.append(
-            f"found: how surely a change of {simulated:.3g} of the cell, or of all cells, is found; on average of a "
-            f"cell {comparison.mean_chance(simulated):.0%}. With rows of several sweeps a side, measured in turns: "
-            f"{more}."
+            f"found: how surely a change of {simulated:.3g} of the cell, or of all cells, is found. Of a cell, on "
+            f"average: {', '.join(chances)} rows on each side, measured in turns."
         )
     table = Table("", [*lines[0]], [[*line.values()] for line in lines])
     return Document([table], _summary(comparison), [*notes, *comparison.method()])
@@ -126,10 +126,7 @@ def _summary(comparison: Comparison) -> str:
 
 
 def lost_cells(pairs: Sequence[CellPair]) -> list[str]:
-    """Return the names of the cells that were measured before and have no row after.
-
-    Cells of hardware that the second set has no row of do not count: its sweep ran elsewhere.
-    """
+    """Return the names of the cells that were measured before and have no row after, on hardware with rows after."""
     machines = {pair.after[-1]["hardware"] for pair in pairs if pair.after}
     gone = [(pair.name, pair.before[-1]) for pair in pairs if pair.before and not pair.after]
     return [name for name, row in gone if row["status"] == "ok" and row["hardware"] in machines]

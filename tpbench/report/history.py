@@ -21,14 +21,11 @@ from tpbench.report.analysis.records import Record, value_text
 from tpbench.settings import JobError
 from tpbench.suggestions import printable
 from tpbench.tables import MISSING, Document, Table, TableCell, number_cell
-from tpbench.workloads.study_data import Panel, Picture, Series
 
 Level: TypeAlias = tuple[Record, ...]
 History: TypeAlias = Sequence[tuple[str, Sequence[Level]]]
 """The name and the levels of each cell."""
 COLUMNS = ("cell", "since", "commit", "rows", "level", "ratio", "p", "verdict", "what differs")
-MANY = 40
-"""Most lines of a table of text. A longer one has only the cells whose newest level changed, or that fail."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -38,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     """
     parser = command_line.ReportParser(
         "history",
-        (*command_line.TABLES, "svg"),
+        tuple(command_line.TABLES),
         description="A metric of every cell over time, by commit and by software stack. Exit code 1 if the newest "
         "level of a cell is worse than the one before or its newest row failed, 2 if no cell was measured twice.",
         epilog="A level is the geometric mean of rows that follow each other with the same code, packages and machine; "
@@ -53,10 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     history = all_levels(frame, shown)
     pairs = [CellPair(name, *levels[-2:]) for name, levels in history if len(levels) > 1]
     comparison = changes.compare_cells(pairs, shown, options.threshold, ACROSS)
-    if options.format == "svg":
-        command_line.write(_picture(history, comparison), options, "history")
-    else:
-        command_line.write(_document(history, comparison, options.format in ("csv", "json")), options)
+    command_line.write(_document(history, comparison, options.format in ("csv", "json")), options)
     if not any(change.is_decided for change in comparison.changes):
         why = "no cell was measured twice"
         if others := len(frame) - sum(len(level) for _, levels in history for level in levels):
@@ -91,7 +85,9 @@ def all_levels(frame: pd.DataFrame, shown: Metric) -> History:
 
 def _document(history: History, comparison: Comparison, all_cells: bool) -> Document:
     by_name = {change.name: change for change in comparison.changes}
-    shown, changed = comparison.metric, _changed(comparison)
+    """Return the levels of all cells, or of those whose newest level changed, with a verdict on it."""
+    shown, unchanged = comparison.metric, (changes.SAME, changes.UNCLEAR)
+    changed = {change.name for change in comparison.changes if change.verdict not in unchanged}
     failing = sum(change.verdict == changes.FAILS for change in comparison.changes)
     rows = sum(len(level) for _, levels in history for level in levels)
     caption = (
@@ -99,17 +95,11 @@ def _document(history: History, comparison: Comparison, all_cells: bool) -> Docu
         f"of {len(changed) - failing} changed, {failing} fail{'s' if failing == 1 else ''} now"
     )
     sentences = comparison.method()
-    is_short = sum(len(levels) for _, levels in history) <= MANY
-    listed = [(name, levels) for name, levels in history if name in changed or all_cells or is_short]
+    listed = [(name, levels) for name, levels in history if name in changed or all_cells]
     if others := len(history) - len(listed):
         sentences.insert(0, f"{counted(others, 'cell')} did not change: --format csv lists their levels, too.")
     lines = [line for name, levels in listed for line in _lines(name, levels, by_name.get(name), shown)]
     return Document([Table("", COLUMNS, lines)] if lines else [], caption, sentences)
-
-
-def _changed(comparison: Comparison) -> set[str]:
-    unchanged = (changes.SAME, changes.UNCLEAR)
-    return {change.name for change in comparison.changes if change.verdict not in unchanged}
 
 
 def _lines(name: str, levels: Sequence[Level], change: CellChange | None, shown: Metric) -> list[list[TableCell | str]]:
@@ -131,20 +121,3 @@ def _lines(name: str, levels: Sequence[Level], change: CellChange | None, shown:
             printable("; ".join(notes), 300) or ("nothing that rows record" if before else MISSING),
         ])  # fmt: skip
     return lines
-
-
-def _picture(history: History, comparison: Comparison) -> Picture:
-    """Return each row relative to the first level of its cell, by days. Cells that did not change have one name."""
-    shown, changed, lines = comparison.metric, _changed(comparison), []
-    started = [row["started_at"] for _, levels in history for row in itertools.chain(*levels) if row["started_at"]]
-    for name, levels in history:
-        base = changes.level(levels[0], shown)
-        points = [
-            ((row["started_at"] - min(started)).total_seconds() / 86400, value / base)
-            for row in itertools.chain(*levels)
-            if base and row["started_at"] and (value := value_of(row, shown)) is not None
-        ]
-        lines.append(Series(name if name in changed else "no change", tuple(points)))
-    title = f"{counted(len(history), 'cell')}; named: the newest level changed"
-    since = f"days since {min(started):%Y-%m-%d}" if started else "days"
-    return Picture((Panel(title, tuple(lines)),), since, f"{shown.name}, relative to the first level")

@@ -82,22 +82,23 @@ def metric_table(grid: RecordGrid, shown: Metric, *, floor: bool = False) -> Tab
 def _cell(record: Record, shown: Metric, ratio: Ratio | None, *, wins: bool) -> TableCell:
     """Return the cell of a row. `ratio` is how many times worse it is than the best of its line."""
     status, value, mark = value_text(record["status"]), record[shown.name], records.marks(record, (shown.name,))
+    cell = TableCell(status, status, hover=records.hover_text(record), anchor=value_text(record["row_id"]))
     if status != "ok":
         note = f"{status}, {printable(record['reason'] or '')}"
-        return TableCell("OOM" if status == "oom" else status, status, FAILED.get(status, ""), note=note)
+        return replace(cell, text="OOM" if status == "oom" else status, kind=FAILED.get(status, ""), note=note)
     if value is None:
-        return TableCell(status + records.caveat_mark(record), status)
+        return replace(cell, text=status + records.caveat_mark(record))
     text, notes = shown.write(float(value)) + mark, [*map(records.mark_word, mark)]
-    if ratio is None:
-        return TableCell(text, float(value), note=", ".join(notes))
-    undecided = "" if ratio.decided else UNDECIDED
-    if ratio.interleaved and ratio.low and ratio.high:
+    undecided = UNDECIDED if ratio and not ratio.decided else ""
+    if ratio and ratio.interleaved and ratio.low and ratio.high:
         text += f" ({number(ratio.value)}x{undecided}, {number(ratio.low)} to {number(ratio.high)})"
         notes.insert(0, "interleaved")
-    else:
+    elif ratio:
         text += f" ({ratio_text(ratio.value)}{undecided})"
     notes += ["undecided"] if undecided else []
-    return TableCell(text, float(value), "best" * (ratio.value == 1 and wins), ratio[:3], ", ".join(notes))
+    kind = "best" if ratio and ratio.value == 1 and wins else ""
+    numbers = ratio[:3] if ratio else ()
+    return replace(cell, text=text, value=float(value), kind=kind, ratio=numbers, note=", ".join(notes))
 
 
 def _transposed(table: Table, grid: RecordGrid) -> Table:

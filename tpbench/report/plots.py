@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import colorsys
 import io
 import math
 import re
@@ -28,27 +27,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_LIGHT = (
-    "#1668b8", "#c4420c", "#1b7f4d", "#8b3fb0", "#a8730a", "#c2185b", "#00808a", "#6b5b4b", "#6a7d00", "#4a3fb5",
-    "#7a1f2b", "#51606e",
-)  # fmt: skip
-_DARK = (
-    "#6cb2ff", "#ff9a66", "#5fd39b", "#d6a1f5", "#ecc04d", "#ff86b4", "#4fd6e0", "#cbbba8", "#b9cf3f", "#a39bff",
-    "#e07a86", "#aab8c6",
-)  # fmt: skip
-
-
-def _extended(colours: Sequence[str], *lightness: float) -> tuple[str, ...]:
-    """Return the colours, and 36 further ones around the colour wheel."""
-    wheel = [colorsys.hls_to_rgb((0.5 + 0.618 * at) % 1, lightness[at % len(lightness)], 0.6) for at in range(36)]
-    return (*colours, *("#" + "".join(f"{round(255 * part):02x}" for part in colour) for colour in wheel))
-
-
-LIGHT, DARK = _extended(_LIGHT, 0.42, 0.28, 0.35), _extended(_DARK, 0.72, 0.82, 0.62)
-"""Colours of series on a light and on a dark background."""
 MARKERS = "os^DvP<"  # one fewer than colours, so that the pairs repeat late
-INK, FAINT, GROUND = "#222222", "#b3b3b3", "#ffffff"
-"""Colours of text and of lines that belong to no series, of grid lines and of the background: `picture.mplstyle`."""
+COLOURS = {"ink": "text.color", "faint": "grid.color", "ground": "figure.facecolor"}
+"""Colours of the page by their names in matplotlib. Those of series are in `picture.mplstyle` and `page.css`."""
+INK = "#222222"
 HOVER = "hover: "
 """Beginning of the name of a group of an svg whose rest is a title."""
 PER_ROW, PANEL_WIDTH, PANEL_HEIGHT = 3, 3.3, 3.2
@@ -152,6 +134,8 @@ def render(picture: Picture, name: str, *, inline: bool = False) -> str:
     with matplotlib.rc_context(), resources.as_file(resources.files(__package__) / "page/picture.mplstyle") as style:
         matplotlib.rc_file(style)
         matplotlib.rcParams["svg.hashsalt"] = name
+        colours = {variable: matplotlib.rcParams[name] for variable, name in COLOURS.items()}
+        colours |= {f"s{at}": colour for at, colour in enumerate(_series_colours())}
         figure = draw_panels(picture, legend=not inline)
         figure.suptitle(picture.heading, fontsize=8)
         canvas: Any = FigureCanvasSVG(figure)  # `savefig` would draw the figure twice, once for its layout
@@ -163,8 +147,7 @@ def render(picture: Picture, name: str, *, inline: bool = False) -> str:
     # Identifiers of groups: every figure has the same ones, and nothing refers to them.
     text = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", text)
     text = re.sub(rf'<g id="{HOVER}([^"]*)">', r"<g><title>\1</title>", text)
-    names = {value: f"s{at}" for at, value in enumerate(LIGHT)} | {INK: "ink", FAINT: "faint", GROUND: "ground"}
-    for value, variable in names.items():
+    for variable, value in colours.items():
         text = text.replace(value, f"var(--{variable})")
     return text
 
@@ -217,12 +200,18 @@ def _legend_text(label: str) -> str:
     return re.sub("^_", " _", short_text(label, NAME_LETTERS))
 
 
+def _series_colours() -> list[str]:
+    import matplotlib
+
+    return list(matplotlib.rcParams["axes.prop_cycle"].by_key()["color"])
+
+
 def _draw_panel(axes: Axes, panel: Panel, labels: Sequence[str], *, joined: bool) -> None:
     """Draw the series of one panel. The index of a label in `labels` chooses the colour and the marker."""
-    cross_height = 0.99
+    cross_height, colours = 0.99, _series_colours()
     for line in panel.lines:
         index, label = labels.index(line.label), _legend_text(line.label)
-        look: Any = {"color": LIGHT[index % len(LIGHT)], "marker": MARKERS[index % len(MARKERS)]}
+        look: Any = {"color": colours[index % len(colours)], "marker": MARKERS[index % len(MARKERS)]}
         if line.points:  # a point on an axis is drawn whole
             look["linestyle"] = "--" if line.dashed else "-" if joined else ""
             axes.plot(*zip(*line.points, strict=True), label=None if line.dashed else label, clip_on=joined, **look)

@@ -6,7 +6,6 @@ A change of a cell is found if its t test is significant and its ratio exceeds t
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -91,7 +90,7 @@ class Comparison:
 
     @property
     def tested(self) -> list[CellChange]:
-        """The cells that were tested."""
+        """The cells of which there was something to test."""
         return [change for change in self.changes if change.p is not None]
 
     @property
@@ -114,10 +113,7 @@ class Comparison:
         return math.expm1(self._limit(change, change.ratio) + beyond)
 
     def chance(self, change: CellChange, size: float, rows: int | None = None) -> float | None:
-        """Return the probability with which such rows show that a cell takes longer by a share. None: not tested.
-
-        `rows`: as so many rows on each side would show it, measured in turns.
-        """
+        """Return the probability with which such rows, or so many on each side in turns, show a change of this size."""
         if not (ratio := change.ratio) or not ratio.error:
             return None
         if rows is not None:
@@ -125,10 +121,6 @@ class Comparison:
             error = ratio.error * math.sqrt((ratio.freedom - prior + 2) / 2 / rows)
             ratio = ratio._replace(error=error, freedom=prior + 2 * rows - 2)
         return float(special.stdtr(ratio.freedom, (math.log1p(size) - self._limit(change, ratio)) / ratio.error))
-
-    def mean_chance(self, size: float, rows: int | None = None) -> float:
-        """Return the mean of `chance` over the cells that were tested."""
-        return fmean(self.chance(change, size, rows) or 0.0 for change in self.tested)
 
     def _limit(self, change: CellChange, ratio: Ratio) -> float:
         """Return the smallest logarithm of a ratio that is found. All cells together need half of the threshold."""
@@ -141,25 +133,18 @@ class Comparison:
     def method(self) -> list[str]:
         """Return what the verdicts mean, how runs scatter, and the false-alarm rate, as sentences."""
         above, below = verdict_words(self.metric)
-        words = (
-            f"{above}, {below}: {self.metric.name} differs by more than {100 * self.threshold:.3g}%, and a t test of "
-            f"its logarithm has p < {ALPHA - COMMON_ALPHA} after Holm's correction for the {len(self.tested)} cells "
-            f"tested. {SAME}: it differs by less. {UNCLEAR}: runs may scatter that much, or the interval reaches "
-            f"beyond {_SAME_REACH} times that difference. ratio: after over before; low, high: its "
-            f"{comparison.CONFIDENCE:.0%} interval, for this cell alone."
-        )
-        together = (
-            "sees: the smallest change that nine of ten such comparisons find. all cells: the median of their ratios; "
-            f"more than {50 * self.threshold:.3g}% and p < {COMMON_ALPHA} count. Its interval says how much a whole "
-            "run may differ from the next."
-        )
-        repeated = ""
+        sentences = [
+            f"{above}, {below}: {self.metric.name} differs by more than {100 * self.threshold:.3g}%, and a t test has "
+            f"p < {ALPHA - COMMON_ALPHA} after correction for {len(self.tested)} cells. {UNCLEAR}: runs may scatter "
+            "that much. `python -m tpbench docs reading` explains the columns.",
+            f"{FALSE_ALARMS}.",
+        ]
         if self.scatter.freedom:
-            repeated = (
+            sentences[1] += (
                 f" Repeated rows of a cell ({self.scatter.freedom} more than one a side) scatter "
                 f"{self.scatter.factor**0.5:.2g} times as much as assumed, which is taken into account."
             )
-        return [words, *([together] if self.common else []), f"{FALSE_ALARMS}.{repeated}"]
+        return sentences
 
 
 def verdict_words(shown: Metric) -> tuple[str, str]:
@@ -195,13 +180,10 @@ def _change(pair: CellPair, made: Comparison, allowed: Collection[str]) -> CellC
     one, other = first["status"], second["status"]
     noted = remarks(first, second, allowed)
     if (one, other) != ("ok", "ok"):
-        reason = f": {second['reason']}" if one == "ok" and other in FAILED and second["reason"] else ""
-        verdicts = {(True, False): FAILS, (False, True): WORKS}
-        if {one, other} <= {"ok", *FAILED}:
-            change.verdict = verdicts.get((one == "ok", other == "ok"), INCOMPARABLE)
-        change.verdict = SAME if one == other else change.verdict
-        change.notes = [f"{value_text(one)}, then {value_text(other)}{reason}"]
-        change.notes += noted if change.verdict in (FAILS, WORKS) else []
+        fails, works = one == "ok" and other in FAILED, one in FAILED and other == "ok"
+        change.verdict = FAILS if fails else WORKS if works else SAME if one == other else INCOMPARABLE
+        reason = f": {second['reason']}" if fails and second["reason"] else ""
+        change.notes = [f"{value_text(one)}, then {value_text(other)}{reason}", *(noted if fails or works else [])]
         return change
     if mark := caveat_mark(first) or caveat_mark(second):
         change.notes = [MARKS[mark]]
@@ -261,8 +243,7 @@ def holm(p_values: Sequence[Any]) -> list[float]:
 def common_changes(made: Comparison, pairs: Sequence[CellPair]) -> list[CellChange]:
     """Return the change that all tested cells have in common, then those of each host and each run, if several.
 
-    Rows of one host are compared with those of the first side on that host, or without any with all of them. Fewer than
-    `FEWEST_CELLS` cells have no common change.
+    Rows of one host are compared with those of the first side on that host, or without any with all of them.
     """
     tested = [pair for pair, change in zip(pairs, made.changes, strict=True) if change.p is not None]
     above = sum(change.ratio.value > 1 for change in made.tested if change.ratio)
@@ -296,10 +277,7 @@ def common_changes(made: Comparison, pairs: Sequence[CellPair]) -> list[CellChan
 
 
 def _common_ratio(seen: pd.DataFrame, spread: RunSpread) -> Ratio:
-    """Return the median ratio of some cells.
-
-    Its error has two parts: a run as a whole may be faster than the next, and cells scatter about the median.
-    """
+    """Return the median ratio of some cells. Runs as a whole scatter, and cells scatter about the median."""
     of_cell = seen.groupby(["cell", "side"])["log"]
     logs = of_cell.mean().unstack()[1] - of_cell.mean().unstack()[0]
     common = logs.median()
