@@ -13,7 +13,7 @@ from tpbench.report import command_line
 from tpbench.report.analysis import changes
 from tpbench.report.analysis.changes import CellChange, Comparison
 from tpbench.report.analysis.metrics import counted, factor_text, metric
-from tpbench.report.analysis.pairs import ACROSS, CellPair, pair_cells
+from tpbench.report.analysis.pairs import ACROSS, pair_cells
 from tpbench.settings import JobError, user_path
 from tpbench.suggestions import printable, unknown
 from tpbench.tables import Document, Table, TableCell, number_cell
@@ -39,24 +39,27 @@ def main(arguments: Sequence[str]) -> int:
     shown = metric(options.metric or command_line.default_time(pd.concat([before, after])))
     pairs = pair_cells(before, after)
     if not any(pair.before and pair.after for pair in pairs):
-        one, other = (next(pair.name for pair in pairs if getattr(pair, side)) for side in ("before", "after"))
+        one, other = (next(pair.name for pair in pairs if pair[side]) for side in (1, 2))
         only = f"{one} is only before, {other} only after"
         raise JobError(f"nothing can be compared, because no cell is on both sides: {only}")
     for side, frame in ((options.before, before), (options.after, after)):
         command_line.require_values(frame, shown.name, side)
-    if remark:
-        print(f"report: {remark}", file=sys.stderr)
     comparison = changes.compare_cells(pairs, shown, options.threshold, allowed)
     comparison.common = changes.common_changes(comparison, pairs)
     command_line.write(comparison_document(comparison, options.simulate), options)
+    # Cells of hardware without rows after don't count as missing, nor those of a side that is a part of the other.
+    machines = {pair.after[-1]["hardware"] for pair in pairs if pair.after}
+    gone = [(pair.name, pair.before[-1]) for pair in pairs if pair.before and not pair.after]
+    lost = [name for name, row in gone if row["status"] == "ok" and row["hardware"] in machines]
+    lost = [] if options.allow_missing or remark else lost
     others = [change for change in comparison.changes if change.verdict == changes.INCOMPARABLE]
     for reason, count in Counter("; ".join(change.notes) for change in others).most_common(1):
         which = f"{len(others)} of {len(comparison.changes)} cells could not be compared; {count} of them: {reason}"
         print(f"report: warning: {which}", file=sys.stderr)
+    if remark:
+        print(f"report: {remark}", file=sys.stderr)
     if not any(change.is_decided for change in comparison.changes):
         raise JobError("nothing was compared, so this is no pass")
-    # A side that is a part of the other may have fewer cells.
-    lost = [] if options.allow_missing or remark else lost_cells(pairs)
     if lost:
         missing = f"{counted(len(lost), 'cell')} measured before and missing after, so this is no pass"
         print(f"report: {missing}: {printable(', '.join(lost))} (--allow-missing accepts that)", file=sys.stderr)
@@ -109,27 +112,21 @@ def comparison_document(comparison: Comparison, simulated: float | None = None) 
 
 
 def _summary(comparison: Comparison) -> str:
-    compared, others = Counter[str](), Counter[str]()
-    for change in comparison.changes:
-        (compared if change.is_decided else others)[change.verdict] += 1
-    words = [", ".join(f"{count} {verdict}" for verdict, count in kind.most_common()) for kind in (compared, others)]
-    sentence = f"{counted(compared.total(), 'cell')} compared in {comparison.metric.name}{words[0] and f': {words[0]}'}"
+    cells = comparison.changes
+    decided, others = (
+        Counter(change.verdict for change in cells if change.is_decided == is_decided) for is_decided in (True, False)
+    )
+    words = [", ".join(f"{count} {verdict}" for verdict, count in kind.most_common()) for kind in (decided, others)]
+    sentence = f"{counted(decided.total(), 'cell')} compared in {comparison.metric.name}{words[0] and f': {words[0]}'}"
     sentence += f"; not compared: {words[1]}" if others else ""
     if not comparison.blind:
         return sentence
-    of = counted(sum(change.ratio is not None for change in comparison.changes), "cell")
+    seen = counted(sum(change.ratio is not None for change in cells), "cell")
     return (
         f"This comparison could not have seen a change of {100 * changes.TO_SEE * comparison.threshold:.3g}% in "
-        f"{len(comparison.blind)} of {of}: measure both sides several times, in turns (--simulate says how often). "
+        f"{len(comparison.blind)} of {seen}: measure both sides several times, in turns (--simulate says how often). "
         f"{sentence}"
     )
-
-
-def lost_cells(pairs: Sequence[CellPair]) -> list[str]:
-    """Return the names of the cells that were measured before and have no row after, on hardware with rows after."""
-    machines = {pair.after[-1]["hardware"] for pair in pairs if pair.after}
-    gone = [(pair.name, pair.before[-1]) for pair in pairs if pair.before and not pair.after]
-    return [name for name, row in gone if row["status"] == "ok" and row["hardware"] in machines]
 
 
 def read_sides(before: str, after: str, places: Sequence[str]) -> tuple[pd.DataFrame, pd.DataFrame, str]:
@@ -155,32 +152,28 @@ def read_sides(before: str, after: str, places: Sequence[str]) -> tuple[pd.DataF
 
 def _rows(side: str, places: Sequence[str]) -> pd.DataFrame:
     """Return the rows of one side: folders, files and globs, or sweeps of `places`."""
-    whole = str(user_path(side, "a side"))
-    names = [whole] if _is_place(whole) else [str(user_path(name, "a side")) for name in side.split(",") if name]
+    names = [side] if _is_place(side) else [name for name in side.split(",") if name]
     if not names or any(map(_is_place, names)):
         return command_line.read_rows([command_line.rows_of(name) for name in names or [side]])
-    places = [str(user_path(place, "--rows")) for place in places]
     where = ", ".join(places)
     try:
-        frame = command_line.read_rows(places)
+        frame = command_line.read_rows([str(user_path(place, "--rows")) for place in places])
     except JobError:
         missing = f"no such folder or file: {', '.join(names)}"
         raise JobError(f"{missing}, and no sweeps in {where} (see --rows)") from None
-    sweeps, chosen = frame["sweep_id"].astype(str), []
-    known = sweeps[frame["sweep_id"].notna()].unique()
+    sweeps, chosen = frame["sweep_id"].dropna().astype(str).unique(), set[str]()
     for name in names:
-        matches = [sweep for sweep in known if name == sweep] or [
-            sweep for sweep in known if sweep.startswith(name) or sweep.endswith(name)
-        ]
+        matches = [sweep for sweep in sweeps if sweep.startswith(name) or sweep.endswith(name)]
         if len(matches) != 1:
             problem = f"{len(matches)} sweeps of {where} match" if matches else "no such folder, file or sweep:"
             raise JobError(f"{problem} {name}. Newest sweeps in {where}: {_newest_sweeps(frame)}")
-        chosen += matches
-    return frame[sweeps.isin(chosen)]
+        chosen.update(matches)
+    return frame[frame["sweep_id"].isin(chosen)]
 
 
 def _is_place(name: str) -> bool:
-    return Path(name).exists() or bool(glob.glob(name, recursive=True))  # noqa: PTH207  absolute patterns
+    path = str(user_path(name, "a side"))
+    return Path(path).exists() or bool(glob.glob(path, recursive=True))  # noqa: PTH207  absolute patterns
 
 
 def _newest_sweeps(frame: pd.DataFrame) -> str:

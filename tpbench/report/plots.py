@@ -28,9 +28,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MARKERS = "os^DvP<"  # one fewer than colours, so that the pairs repeat late
-COLOURS = {"ink": "text.color", "faint": "grid.color", "ground": "figure.facecolor"}
-"""Colours of the page by their names in matplotlib. Those of series are in `picture.mplstyle` and `page.css`."""
-INK = "#222222"
+COLOURS = {"ink": "#222222", "faint": "#b3b3b3", "ground": "#ffffff"}
+"""Colours of `picture.mplstyle` by their names in `page.css`. Both also have those of series."""
 HOVER = "hover: "
 """Beginning of the name of a group of an svg whose rest is a title."""
 PER_ROW, PANEL_WIDTH, PANEL_HEIGHT = 3, 3.3, 3.2
@@ -134,8 +133,7 @@ def render(picture: Picture, name: str, *, inline: bool = False) -> str:
     with matplotlib.rc_context(), resources.as_file(resources.files(__package__) / "page/picture.mplstyle") as style:
         matplotlib.rc_file(style)
         matplotlib.rcParams["svg.hashsalt"] = name
-        colours = {variable: matplotlib.rcParams[name] for variable, name in COLOURS.items()}
-        colours |= {f"s{at}": colour for at, colour in enumerate(_series_colours())}
+        colours = COLOURS | {f"s{at}": colour for at, colour in enumerate(_series_colours())}
         figure = draw_panels(picture, legend=not inline)
         figure.suptitle(picture.heading, fontsize=8)
         canvas: Any = FigureCanvasSVG(figure)  # `savefig` would draw the figure twice, once for its layout
@@ -229,9 +227,9 @@ def _draw_panel(axes: Axes, panel: Panel, labels: Sequence[str], *, joined: bool
             )  # fmt: skip
             cross_height -= 0.05
     if panel.no_gain_to:
-        axes.axvspan(panel.lines[0].points[0][0] / 2, panel.no_gain_to, color=INK, alpha=0.08, linewidth=0)
+        axes.axvspan(panel.lines[0].points[0][0] / 2, panel.no_gain_to, color=COLOURS["ink"], alpha=0.08, linewidth=0)
     if panel.floor:
-        axes.plot(*zip(*panel.floor, strict=True), "--", color=INK, marker="_", label="floor")
+        axes.plot(*zip(*panel.floor, strict=True), "--", color=COLOURS["ink"], marker="_", label="floor")
 
 
 def _scale_x(axes: Axes, picture: Picture, panel: Panel, letters: int) -> None:
@@ -267,4 +265,4 @@ def _scale_y(axes: Axes, picture: Picture) -> None:
         axes.set_ylim(low, high)
         if unit:
             for each in axes.figure.axes:
-                each.axhline(1, color=INK, linewidth=1)
+                each.axhline(1, color=COLOURS["ink"], linewidth=1)
