@@ -113,11 +113,7 @@ def _content(frame: pd.DataFrame, options: argparse.Namespace) -> Document | Pic
 
 
 def row_command(frame: pd.DataFrame, row_id: str) -> str:
-    """Return the command line, for a shell, that measures the cell of a row again, in the environment of the row.
-
-    Stored values are data: they become quoted arguments. Raises JobError if there is no such row, if an older version
-    made it without its command line, or if no command line can hold one of its values.
-    """
+    """Return the command line that measures the cell of a row again, with quotes. Raises JobError if there is none."""
     rows = plain_rows(frame[frame["row_id"].astype(str) == row_id])
     if not rows:
         raise JobError(unknown("row", row_id, frame["row_id"], "--columns row_id"))
@@ -136,11 +132,7 @@ def row_command(frame: pd.DataFrame, row_id: str) -> str:
 
 
 def write_documents(frame: pd.DataFrame, folder: Path) -> None:
-    """Write a JSON file for each row whose workload defines a document.
-
-    If several documents have one name, the id of the row follows it in all but the oldest. Raises JobError if there is
-    nothing to write.
-    """
+    """Write a JSON file for each row whose workload defines a document. Raises JobError if there is none."""
     written: dict[Path, dict[str, Any]] = {}
     for row in sorted(plain_rows(frame), key=lambda row: str(row["row_id"])):
         if (workload := workloads().get(row["workload"])) and (named := workload.document(row)):

@@ -121,10 +121,7 @@ def rows_of(place: str) -> str:
 
 
 def selected_rows(options: argparse.Namespace, places: Sequence[str] = ()) -> pd.DataFrame:
-    """Return the rows in the places of the options, or in these, that the filters select.
-
-    Raises JobError for a filter that no row passes.
-    """
+    """Return the rows that the filters select in these places. Raises JobError for a filter that no row passes."""
     frame = read_rows(places or [rows_of(place) for place in options.where])
     filters = [f"{name}={getattr(options, name)}" for name in FILTERS if getattr(options, name) is not None]
     for condition in [*filters, *options.only]:
@@ -165,10 +162,7 @@ def require_values(frame: pd.DataFrame, name: str, where: str = "") -> None:
 
 
 def write(content: Document | Picture | str, options: argparse.Namespace, name: str = "") -> None:
-    """Print a document, a picture of that name or a text, or write it to a file and name the file.
-
-    Warnings go to stderr, unless the same terminal shows them anyway.
-    """
+    """Print a document, a picture of that name or a text, or write it to a file. Warnings go to stderr."""
     form, output = options.format, options.output
     if isinstance(content, Picture):
         content = render(content, name)

@@ -25,11 +25,7 @@ MORE_ROWS = (2, 3, 4, 6, 8)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command. The exit code is 1 if a cell got worse by more than the threshold, fails now or is missing.
-
-    It is 1, too, if all cells together got worse, and `BLIND` if nothing did but the comparison could not have seen it.
-    Raises JobError for a wrong request, and if nothing was compared, because a check of nothing must not pass.
-    """
+    """Run the command. Raises JobError if nothing was compared: a check of nothing must not pass."""
     options = _parser().parse(arguments)
     allowed = options.across.split(",") if options.across is not None else []
     for name in allowed:
@@ -130,11 +126,9 @@ def _summary(comparison: Comparison) -> str:
 
 
 def read_sides(before: str, after: str, places: Sequence[str]) -> tuple[pd.DataFrame, pd.DataFrame, str]:
-    """Return the rows of both sides, and a remark if they share rows.
+    """Return the rows of both sides, and a remark if they share rows, which then count for the smaller side only.
 
-    A side is a folder, a file, a glob, or the id of a sweep whose rows are in `places`. Commas separate several. A row
-    of both sides counts for the smaller side only, so `outputs` can be compared with one of its sweeps. Raises JobError
-    for a side without rows, and for two sides with the same rows.
+    A side is a folder, a file, a glob, or the id of a sweep whose rows are in `places`. Commas separate several.
     """
     sides = {name: _rows(name, places) for name in (before, after)}
     names = {name: side["row_id"].astype(str) + " " + side["started_at"].astype(str) for name, side in sides.items()}

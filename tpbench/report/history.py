@@ -1,8 +1,4 @@
-"""`tpbench history FOLDER...`: a metric by time and cell, and an exit code for continuous integration.
-
-A level is the geometric mean of rows that follow each other with the same code, packages and machine. The newest level
-of a cell is compared with the one before it by the test of `tpbench compare`.
-"""
+"""`tpbench history FOLDER...`: a metric by time and cell, and an exit code for continuous integration."""
 
 import itertools
 from collections import Counter
@@ -29,10 +25,7 @@ COLUMNS = ("cell", "since", "commit", "rows", "level", "ratio", "p", "verdict", 
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command. The exit code is 1 if the newest level of a cell is worse than the one before or a cell fails.
-
-    Raises JobError for a wrong request, and if nothing was compared, because a check of nothing must not pass.
-    """
+    """Run the command. Raises JobError if nothing was compared: a check of nothing must not pass."""
     parser = command_line.ReportParser(
         "history",
         tuple(command_line.TABLES),
@@ -61,10 +54,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def all_levels(frame: pd.DataFrame, shown: Metric) -> History:
-    """Return the levels of every cell and kind of hardware that has a measurement, in time order.
+    """Return the levels of every cell that has a measurement, in time order. A failure at the end is one, too.
 
-    If all rows of a cell have the same code, packages and machine, the newest is a level. A failure after the last
-    measurement is one, too. Rows beside which other jobs ran are left out.
+    If all rows of a cell have the same code, packages and machine, the newest is a level.
     """
     cells = rows_by_cell(frame)
     names = cell_names(cells)

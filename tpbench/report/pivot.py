@@ -28,10 +28,9 @@ _NOT_RUN = TableCell(MISSING, kind="dim")
 def pivot(
     frame: pd.DataFrame, metric_name: str = "time_ms", *, floor: bool = False, transpose: bool = False
 ) -> Document:
-    """Return tables of the newest row of each cell, by workload and hardware.
+    """Return tables of the newest row of each cell: problems by variants, or with `transpose` variants by problems.
 
-    `floor` adds a column with the floor of the fastest row of each line. `transpose` returns a line for each variant
-    and a column for each problem. Raises JobError for an unknown metric, and for a floor of a metric that isn't a time.
+    `floor` adds the floor of the fastest row of each line. Raises JobError for an unknown metric, or one without floor.
     """
     shown = metric(metric_name)  # first of all, because the name may be wrong
     if floor and not shown.is_time:

@@ -1,7 +1,4 @@
-"""Pictures of the report: metrics of a grid by the size of its problems, and how matplotlib draws panels.
-
-`PLOTS` names the plots of a grid. Studies of workloads make pictures of their own.
-"""
+"""Pictures of the report: metrics of a grid by the size of its problems, and how matplotlib draws panels."""
 
 from __future__ import annotations
 
@@ -41,10 +38,9 @@ PLOTS = {"time": "time_ms", "device_time": "device_ms", "chained_time": "chained
 
 
 def by_size(grid: RecordGrid, name: str, *, for_page: bool = False) -> Picture | None:
-    """Return a metric: a panel for each world size, a line for each column, and the floor of times.
+    """Return a metric: a panel for each world size, a line for each column, and the floor of times, or None.
 
-    `for_page` adds error bars and what the mouse shows, and leaves out panels in which no column has two sizes. Return
-    None if no cell has the metric, or no panel is left.
+    `for_page` adds error bars and what the mouse shows, and leaves out panels in which no column has two sizes.
     """
     shown, clock = metric(name), next((clock for clock in TIMED if clock.column == name), None)
     if all(value_of(record, shown) is None for record in grid.records):
@@ -121,8 +117,7 @@ def plot(grids: Sequence[RecordGrid], name: str) -> Picture:
 def render(picture: Picture, name: str, *, inline: bool = False) -> str:
     """Return a picture as an svg file, or `inline` as an `svg` element in the colours of a page.
 
-    `name` makes the ids of an svg the same in every run, and no two pictures of a page share one. The user's
-    matplotlibrc counts for nothing. Raises JobError with the install command if matplotlib is missing.
+    `name` makes the ids the same in every run, and different on one page. The user's matplotlibrc counts for nothing.
     """
     if not packages.installed("matplotlib"):
         raise JobError(f"plots need matplotlib: {packages.install_command('report')}")
@@ -151,10 +146,7 @@ def render(picture: Picture, name: str, *, inline: bool = False) -> str:
 
 
 def draw_panels(picture: Picture, *, legend: bool = True) -> Figure:
-    """Draw a picture. Series with the same label have the same colour and marker in all panels.
-
-    Without a legend its panels have the width of a phone.
-    """
+    """Draw a picture. Series of one label have one colour and marker. Without a legend it fits a phone."""
     from matplotlib.figure import Figure
 
     series = {line.label for panel in picture.panels for line in panel.lines}

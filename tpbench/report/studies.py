@@ -1,7 +1,4 @@
-"""Tables with a line for each cell: columns that a user chose, or a study of a workload. Some studies have a picture.
-
-A workload may also compute the tables and the picture of a study itself (`Study.module`).
-"""
+"""Tables with a line for each cell: chosen columns or a study, which a workload may compute itself (`Study.module`)."""
 
 import importlib
 import itertools
@@ -47,11 +44,7 @@ def check_columns(names: Sequence[str], frame: pd.DataFrame) -> None:
 
 
 def study_document(frame: pd.DataFrame, study: str | None, columns: Sequence[str] = ()) -> Document:
-    """Return the tables of a study, or of the chosen columns, or of these columns of a study's workloads.
-
-    With a study, cells are compared with the best as the study does. Columns that no row of a grid has are left out.
-    Raises JobError if no table remains.
-    """
+    """Return the tables of a study, or of chosen columns. Raises JobError if there is none."""
     by_workload = dict.fromkeys(workloads(), Study("")) if study is None else studies()[study]
     if study is not None:
         frame = frame[frame["workload"].isin(by_workload)]
@@ -96,10 +89,7 @@ def _printable(table: Table) -> Table:
 
 
 def cell_table(grid: RecordGrid, study: Study, names: Sequence[str]) -> Table:
-    """Return a line for each cell of a grid, with these columns of its row.
-
-    Keys with one value stand in the heading. The column of the status is left out if all cells are ok and alike.
-    """
+    """Return a line for each cell of a grid, with these columns. What all cells share stands in the heading."""
     lines, facts, keys = grid.records, dict(grid.facts), dict[str, list[TableCell]]()
     for at, name in enumerate(grid.key_names):
         values = {record.key[at] for record in lines}
@@ -147,10 +137,7 @@ def column_cell(name: str, record: Record) -> TableCell:
 
 
 def compared_with_best(grid: RecordGrid, study: Study) -> dict[str, list[TableCell]]:
-    """Return a column that says for each cell how many times worse it is than the best with which it is compared.
-
-    Only correct and measured cells are compared. There is no column if the study has nothing to compare.
-    """
+    """Return a column that says how many times worse than the best each cell is, if the study compares cells."""
     name = next((name for name in study.best_by if any(record[name] is not None for record in grid.records)), None)
     if name is None:
         return {}
@@ -182,11 +169,7 @@ def study_picture(frame: pd.DataFrame, name: str) -> Picture:
 
 
 def _points(grid: RecordGrid, study: Study) -> Picture | None:
-    """Return the columns `study.axes` of each measured cell as points, or None if no cell has both.
-
-    A panel holds cells that differ only in the keys `study.compared_across`, on equally many ranks. These keys stand
-    beside each point.
-    """
+    """Return `study.axes` of each measured cell as points: a panel for each problem and number of ranks."""
     across = [at for at, name in enumerate(grid.key_names) if name in study.compared_across]
     others = [at for at in range(len(grid.key_names)) if at not in across]
     options = re.compile(rf" (?:{'|'.join(study.compared_across)})=\S+")

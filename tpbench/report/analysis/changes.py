@@ -1,7 +1,4 @@
-"""A verdict on each pair of cells: faster, slower, failing or not comparable; and what such a comparison can see.
-
-A change of a cell is found if its t test is significant and its ratio exceeds the threshold.
-"""
+"""A verdict on each pair of cells, and which changes such rows can show."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -241,10 +238,7 @@ def holm(p_values: Sequence[Any]) -> list[float]:
 
 
 def common_changes(made: Comparison, pairs: Sequence[CellPair]) -> list[CellChange]:
-    """Return the change that all tested cells have in common, then those of each host and each run, if several.
-
-    Rows of one host are compared with those of the first side on that host, or without any with all of them.
-    """
+    """Return the change of all tested cells together, then of each host and run, against the same one if possible."""
     tested = [pair for pair, change in zip(pairs, made.changes, strict=True) if change.p is not None]
     above = sum(change.ratio.value > 1 for change in made.tested if change.ratio)
     seen = pd.DataFrame(

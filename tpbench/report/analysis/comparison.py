@@ -137,8 +137,7 @@ class Ratio(NamedTuple):
 def compare(before: Sequence[Row], after: Sequence[Row], shown: Metric, scatter: Scatter | None = None) -> Ratio | None:
     """Return the ratio of a metric of two groups of rows, after over before, or None if a side has no positive value.
 
-    Two rows that were interleaved with each other are compared by their rounds. `scatter` is that of repeated rows of
-    all cells. A ratio has no interval if some row has too few samples and a side has fewer than `FEWEST_ROWS` rows.
+    Two rows that were interleaved are compared by their rounds. `scatter` is that of repeated rows of all cells.
     """
     bottom, top = observations(before, shown), observations(after, shown)
     if not bottom or not top:
@@ -152,11 +151,7 @@ def compare(before: Sequence[Row], after: Sequence[Row], shown: Metric, scatter:
 
 
 def ratios_to_best(records: Sequence[Record | None], shown: Metric) -> list[Ratio | None]:
-    """Return for each record how many times worse it is than the best of them. Records that aren't ranked have None.
-
-    Records with inputs that change (`fresh`) and without are not ranked against each other. Ratios of counted numbers,
-    such as bytes, are exact.
-    """
+    """Return how many times worse each record is than the best with inputs of its kind. None: not ranked."""
     ratios: list[Ratio | None] = [None] * len(records)
     for fresh in (False, True) if shown.better else ():
         ranked = {
@@ -193,10 +188,7 @@ def observations(rows: Iterable[Row], shown: Metric) -> list[Observation]:
 
 
 def _spread_and_clock(row: Row, shown: Metric) -> tuple[RunSpread, Clock]:
-    """Return how runs on this row's device are assumed to scatter in a metric, and the clock of the metric.
-
-    Rates are by the device's clock if it was measured.
-    """
+    """Return how runs are assumed to scatter in a metric, and its clock: of rates the device's, if it was measured."""
     by_device = shown.better > 0 and row.get(DEVICE.samples) is not None
     of_name = (clock for clock in TIMED if shown.name in map(clock.statistic, STATISTICS))
     clock = next(of_name, DEVICE if by_device else WALL)
@@ -237,13 +229,11 @@ def _ratio(log: float, error: float, freedom: float, *, interleaved: bool = Fals
 
 
 def _ratio_of_rounds(before: Row, after: Row, name: str, log: float) -> Ratio | None:
-    """Return the ratio of two rows, of which `log` is the logarithm, with an interval from their rounds.
+    """Return the ratio of two rows that were interleaved (`log`) with an interval from their rounds, or None.
 
     The rounds were measured in the order A B, B A, A B, ... Two rounds of each, A B B A, make one value, because the
     second of a single round has more of any drift. The error is that of the trimmed mean of these values (Yuen, The
-    two-sample trimmed t for unequal population variances, 1974), so single slow rounds count little. If this mean and
-    the ratio of the medians differ, the error grows by their distance, so the interval says what both say. Return None
-    if the two were not interleaved with each other, have too few rounds, or the metric isn't a time.
+    two-sample trimmed t for unequal population variances, 1974), and of its distance to the ratio of the medians.
     """
     column = next((clock.rounds for clock in TIMED if clock.column == name), None)
     together = [(row.get("interleaved"), row.get("sweep_id")) for row in (before, after)]

@@ -48,10 +48,7 @@ class RecordGrid:
         return tuple(at for at in self.independent if len({key[at] for key in self.lines}) > 1) or self.independent
 
     def follows(self, at: int, other: int) -> bool:
-        """Return true if the key `other` has names of which each has one value of the key `at`, as models have layers.
-
-        If each number of tokens has one number of ranks, that may be by chance.
-        """
+        """Return true if `other` has names, each with one value of the key `at`, as models have layers."""
         pairs = {(key[at], key[other]) for key in self.lines}
         named = at != other and any(isinstance(name, str) for _, name in pairs)
         return named and len({name for _, name in pairs}) == len(pairs)
@@ -70,9 +67,8 @@ def heading(facts: Mapping[str, float | str]) -> str:
 def arrange_rows(frame: pd.DataFrame) -> list[RecordGrid]:
     """Arrange the newest row of each cell in one grid for each workload and kind of hardware.
 
-    A field of the problem that varies becomes a key of the problems. An option that a variant was run with becomes a
-    column of its own. Settings of the measurement split nothing: of several rows in one place the newest measurement
-    stays.
+    Fields of the problem that vary are keys of the lines, options of a variant are in its column, and settings of the
+    measurement split nothing: of several rows in one place the newest measurement stays.
     """
     groups: dict[Key, list[Record]] = defaultdict(list)
     for record in records.row_records(newest(frame)):

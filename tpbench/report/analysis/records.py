@@ -111,8 +111,7 @@ def remark_marks(record: Record) -> str:
 def marks(record: Record, columns: Collection[str]) -> str:
     """Return the marks beside values of these columns, which may be ratios such as time_ms/device_ms.
 
-    A host-bound cell is marked only beside wall times, a throttled one beside times and rates. Beside times in a loop
-    alone, the loop decides: the host of a cell that is host-bound in single calls may run ahead there.
+    † stands beside wall times, or beside times in a loop if the host of the loop waits; ‡ beside times and rates.
     """
     shown = {part for name in columns for part in name.split("/")}
     remarks = remark_marks(record) if any(metric(name).is_speed for name in shown & {*metrics_of_all()}) else ""

@@ -104,12 +104,7 @@ def answers(all_verdicts: Sequence[ProblemVerdict]) -> list[str]:
 
 
 def answer(all_verdicts: Sequence[ProblemVerdict]) -> str:
-    """Return the fastest variant, its share of the floor, and the ratio to the next variant, as sentences.
-
-    A variant wins a problem only if the interval of the ratio to the next one excludes a tie. The floor is called the
-    hardware limit there, because the sentences are read first. Problems with a single measured cell count only if no
-    problem has two.
-    """
+    """Return which variant is surely the fastest and by how much, and which needs the least memory, as text."""
     compared = [verdict for verdict in all_verdicts if verdict.runner_up]
     measured = compared or [verdict for verdict in all_verdicts if verdict.fastest]
     if not measured:
@@ -149,10 +144,7 @@ def answer(all_verdicts: Sequence[ProblemVerdict]) -> str:
 
 
 def disagreements(rows: Iterable[Record]) -> dict[str, frozenset[str]]:
-    """Return a sentence for each problem whose correct rows differ by more than their dtype allows, with their ids.
-
-    The sentence names the problem, the two rows that are farthest apart, and what to do. It is safe to print.
-    """
+    """Return a printable sentence for each problem whose correct rows have too different losses, with the rows' ids."""
     problems: dict[Key, list[Record]] = defaultdict(list)
     for row in rows:
         workload = workload_of(row)

@@ -37,11 +37,7 @@ GLYPHS = "●■▲◆▼✚◀"
 
 
 def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
-    """Return one self-contained HTML page about the newest row of each cell of `frame`.
-
-    The tables of each section start with the metric of that name. By default they start with the device time, and with
-    the wall time where no row has a device time. The page's policy permits no script but its own, and no network.
-    """
+    """Return one page about the newest row of each cell. Its policy permits no network and no other script."""
     try:
         import jinja2
     except ModuleNotFoundError:
