@@ -50,12 +50,10 @@ def tpbench(
 
 
 FORKED_COMMANDS = """
-import gc, importlib, json, os, sys, traceback
+import gc, json, os, sys, traceback
 import tpbench.__main__, tpbench.launcher.planning.forecast
 from tpbench.workloads import workloads
 workloads()
-for name in sys.argv[1:]:
-    importlib.import_module(name)
 gc.freeze()
 for folder, arguments in json.load(sys.stdin):
     if child := os.fork():
@@ -81,32 +79,30 @@ for folder, arguments in json.load(sys.stdin):
 """
 """A program that imports tpbench once and forks a process for each command line. Most of a short command is imports.
 
-Its arguments are further modules that all commands import. The end of an interpreter with torch and transformers takes
-longer than a short command, so a child leaves it out."""
+The end of an interpreter takes as long as a short command, so a child leaves it out."""
 
 
-def forked(commands: Sequence[Sequence[str]], folder: Path, imports: Sequence[str] = ()) -> list[tuple[int, Path]]:
+def forked(commands: Sequence[Sequence[str]], folder: Path) -> list[tuple[int, Path]]:
     """Run `python -m tpbench ARGUMENTS` for each command line, one after the other.
 
-    Return for each its exit code, and its working folder with the files `stdout` and `stderr`. `imports`: modules that
-    most of these commands import, and that are slow to import.
+    Return for each its exit code, and its working folder with the files `stdout` and `stderr`.
     """
     folders = [folder / str(index) for index in range(len(commands))]
     for each in folders:
         each.mkdir()
     lines = json.dumps([(str(each), list(arguments)) for each, arguments in zip(folders, commands, strict=True)])
-    line = [sys.executable, "-c", FORKED_COMMANDS, *imports]
+    line = [sys.executable, "-c", FORKED_COMMANDS]
     # A little below the limit of a test: some tests run thirty commands, and the machine may be busy.
     done = subprocess.run(line, input=lines, env=environment(), capture_output=True, text=True, timeout=550, check=True)
     return list(zip(map(int, done.stdout.split()), folders, strict=True))
 
 
-def refused(cases: Sequence[tuple[Sequence[str], Sequence[str]]], folder: Path, imports: Sequence[str] = ()) -> None:
+def refused(cases: Sequence[tuple[Sequence[str], Sequence[str]]], folder: Path) -> None:
     """Check that each command line fails with its messages, without a traceback, and launches nothing.
 
     Each case has arguments and the messages that stderr must contain.
     """
-    ended = forked([arguments for arguments, _ in cases], folder, imports)
+    ended = forked([arguments for arguments, _ in cases], folder)
     for (code, each), (arguments, messages) in zip(ended, cases, strict=True):
         errors = (each / "stderr").read_text()
         assert code == 2, arguments

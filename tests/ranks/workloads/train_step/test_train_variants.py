@@ -125,7 +125,6 @@ def compare_captured(here: Rank, name: str, tp_size: int, fields: dict[str, Any]
     [
         ("fsdp_dtensor", 2, {}),
         ("fsdp_dtensor", 2, BOTH),
-        ("fsdp", 1, {}),
         *((name, 2, {"compile": False, "train_loss": "compiled", "vocab": 97}) for name in SHARDED),
         ("ddp", 1, {"compile": False, "train_loss": "compiled"}),
     ],
