@@ -44,6 +44,8 @@ def verdicts(here: Rank, cell: EntropyLoss, variant: str) -> dict[str, list[str 
         if stale is not None:
             grads["stale by one call"] = stale if is_last else output.grad
         for name, grad in grads.items():
+            if name != "right" and any(found.get(name, ())):
+                continue  # found with the first inputs
             found.setdefault(name, []).append(oracle.compare(replace(output, grad=grad)).wrong)
         stale = output.grad
     return found
