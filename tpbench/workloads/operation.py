@@ -71,8 +71,7 @@ class OperationSession(AuditedSession):
     @property
     def step_ms(self) -> float:
         """The time of an iteration, for `details`: by the device clock, on a CPU by the wall clock."""
-        ms: float = self.columns.get("device_ms") or self.columns["time_ms"]
-        return ms
+        return float(self.columns.get("device_ms") or self.columns["time_ms"])
 
     def _step(self) -> Step[Any]:
         variant, step = self.variant, self.prepared

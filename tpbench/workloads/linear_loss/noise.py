@@ -41,10 +41,8 @@ class LogitNoise(NamedTuple):
 
 @dataclass
 class ProductNoise:
-    """Variances of the errors of a product of the logits' gradient, summed over each row and over each column.
-
-    Three of each: of independent errors, of errors that don't average out, and the squares of sums that are rounded.
-    """
+    """Variances of the errors of a product of the logits' gradient, summed over its rows and columns: of independent
+    errors, of errors that don't average out, and the squares of sums that are rounded."""
 
     rows: Tensor  # (3, rows)
     columns: Tensor  # (3, columns)
