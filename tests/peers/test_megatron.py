@@ -15,13 +15,13 @@ from torch import Tensor
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
 
-from tests.peers.compared import VOCAB, assert_close, gradients, labels, normal
+from tests.peers.compared import VOCAB, assert_close, gradients, labels, normal, ten_steps
 from tests.support.ranks import Rank, run_on_ranks
 from tpbench.integrations import megatron as integration
 
-TOKENS, LABELS = labels(2, 12, ignored=0), labels(2, 12, ignored=0, seed=5)
-MASK = labels(2, 12, ignored=0.4, seed=6).ge(0).float()
 PADDED = 8
+TOKENS, LABELS = labels(2, 12, ignored=0), labels(2, 12, ignored=0, seed=5).clamp(max=VOCAB - PADDED - 1)
+MASK = labels(2, 12, ignored=0.4, seed=6).ge(0).float()
 
 
 def model(rank: Rank, **options: Any) -> Any:
@@ -81,38 +81,26 @@ def test_values_and_gradients_are_those_of_its_loss(ranks: int) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         for fused in (False, True):
             answers = run_on_ranks(ranks, both_functions, dtype, fused)
-            for theirs, ours, in_place, _ in answers:
+            for theirs, ours, in_place, padded in answers:
                 rounded = torch.bfloat16 if fused else dtype  # Megatron's fused loss has gradients in bf16
                 assert_close(ours, theirs, rounded)
                 assert_close(in_place, theirs, rounded)
-    logits = normal(12, 2, VOCAB, dtype=torch.bfloat16)[..., :-PADDED].float()
-    truth = torch.nn.functional.cross_entropy(
-        logits.movedim(2, 1), LABELS.t().clamp(max=VOCAB - PADDED - 1), reduction="none"
-    )
-    counts = MASK.t() * (LABELS.t() < VOCAB - PADDED)
-    assert_close(answers[0][3][0], (truth * counts).sum() / MASK.sum(), torch.bfloat16)
+                logits = normal(12, 2, VOCAB, dtype=dtype)[..., : VOCAB - PADDED].float().movedim(2, 1)
+                truth = torch.nn.functional.cross_entropy(logits, LABELS.t(), reduction="none").t()
+                assert_close(padded[0], masked(truth), dtype)
     assert answers[-1][3][1][0][..., -PADDED:].abs().max() == 0
 
 
-def trained(rank: Rank, ours: bool, options: dict[str, Any], processor: Any = None) -> tuple[list[float], list[Tensor]]:
-    """Return the losses of ten steps of Adam, and the gradients of the first step."""
-    net = model(rank, **options)
-    adam = torch.optim.Adam(net.parameters(), 1e-2)
-    history, first = [], []
-    arguments = {"output_processor": processor} if processor else {}
+def trained(rank: Rank, ours: bool, **options: Any) -> tuple[list[float], list[Tensor]]:
+    """Return the losses of ten steps, and the last gradients."""
+    net = model(rank, mtp_num_layers=1)
     with integration.patched() if ours else contextlib.nullcontext():
-        for _ in range(10):
-            loss = masked(losses(net, **arguments))
-            adam.zero_grad()
-            loss.backward()
-            first = first or [each.grad.clone() for each in net.parameters()]
-            adam.step()
-            history.append(loss.item())
-    return history, first
+        history = ten_steps(net.parameters(), lambda: masked(losses(net, **options)))
+    return history, [each.grad for each in net.parameters()]
 
 
-def ten_steps(rank: Rank, options: dict[str, Any], processor: Any) -> Any:
-    return trained(rank, False, options), trained(rank, True, options, processor)
+def both_trainings(rank: Rank, processor: Any) -> Any:
+    return trained(rank, False), trained(rank, True, **({"output_processor": processor} if processor else {}))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -122,15 +110,20 @@ def test_ten_steps_of_its_model_have_its_losses(ranks: int, processor: Any) -> N
 
     if processor and __version__ < "0.19":
         pytest.skip("an output processor needs Megatron-core 0.19")
-    for theirs, ours in run_on_ranks(ranks, ten_steps, {"mtp_num_layers": 1}, processor):
+    for theirs, ours in run_on_ranks(ranks, both_trainings, processor):
         assert theirs[0][-1] < theirs[0][0] - 0.1
-        assert_close(ours, theirs, what="losses, gradients")
+        assert_close(ours[0], theirs[0])
+        for one, other in zip(ours[1], theirs[1], strict=True):
+            assert (one - other).abs().max() < 1e-4  # ten steps of Adam increase the rounding
 
 
 def along_the_sequence(rank: Rank) -> Any:
     """Return loss and gradients of hidden states of which each rank has a part of the sequence, and those of all."""
     hidden, weight = normal(12, 2, 32), normal(VOCAB, 32, seed=3)
-    truth = gradients(lambda h, w: masked(whole_losses(h @ w.T)), hidden, weight)
+    cross_entropy = torch.nn.functional.cross_entropy
+    truth = gradients(
+        lambda h, w: masked(cross_entropy((h @ w.T).movedim(2, 1), LABELS.t(), reduction="none").t()), hidden, weight
+    )
     columns, part = VOCAB // rank.world_size, 12 // rank.world_size
     rows, shard = hidden[rank.rank * part :][:part], weight[rank.rank * columns :][:columns]
     config = SimpleNamespace(use_mup=False, sequence_parallel=True)
@@ -143,10 +136,6 @@ def along_the_sequence(rank: Rank) -> Any:
         return masked(values)
 
     return truth, gradients(loss, rows, shard)
-
-
-def whole_losses(logits: Tensor) -> Tensor:
-    return torch.nn.functional.cross_entropy(logits.movedim(2, 1), LABELS.t(), reduction="none").t()
 
 
 def test_an_output_processor_takes_parts_of_the_sequence() -> None:

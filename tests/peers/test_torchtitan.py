@@ -6,6 +6,7 @@ Its trainer needs a GPU, so the steps are those of a small model with the releas
 from __future__ import annotations
 
 import contextlib
+import itertools
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
 
-from tests.peers.compared import VOCAB, assert_close, gradients, labels, normal
+from tests.peers.compared import VOCAB, assert_close, gradients, labels, normal, ten_steps, whole
 from tests.support.ranks import Rank, run_on_ranks
 from tpbench.integrations.torchtitan import EntropyLoss
 
@@ -52,16 +53,15 @@ def over_ranks(rank: Rank) -> list[Any]:
             for kind in (CrossEntropyLoss, EntropyLoss):
                 loss_of = kind.Config(global_vocab_size=VOCAB).build()
                 loss, (grad,) = gradients(lambda x: loss_of(x, target, COUNT)[0], given)  # noqa: B023
-                both.append([each.full_tensor() if hasattr(each, "full_tensor") else each for each in (loss, grad)])
+                both.append([whole(loss), whole(grad)])
         answers.append(both)
     utils._spmd_backend = "spmd_types"
     return answers
 
 
 def test_plain_shards_and_dtensors_have_its_losses() -> None:
-    for answers in run_on_ranks(2, over_ranks):
-        for theirs, ours in answers:
-            assert_close(ours, theirs)
+    for theirs, ours in itertools.chain(*run_on_ranks(2, over_ranks)):
+        assert_close(ours, theirs)
 
 
 def trained(loss: Any) -> list[float]:
@@ -70,15 +70,8 @@ def trained(loss: Any) -> list[float]:
     body = torch.nn.Sequential(embedding, torch.nn.Linear(32, 32), torch.nn.GELU())
     loss_of = ChunkedLossWrapper.Config(num_chunks=3, loss_fn=loss).build()
     loss_of.set_lm_head(head)
-    adam = torch.optim.Adam([*body.parameters(), *head.parameters()], 1e-2)
-    history = []
-    for _ in range(10):
-        value, _ = loss_of(body(TOKENS), LABELS, (LABELS >= 0).sum())
-        adam.zero_grad()
-        value.backward()
-        adam.step()
-        history.append(value.item())
-    return history
+    parameters = [*body.parameters(), *head.parameters()]
+    return ten_steps(parameters, lambda: loss_of(body(TOKENS), LABELS, (LABELS >= 0).sum())[0])
 
 
 def test_ten_steps_of_its_chunked_loss_have_its_losses() -> None:

@@ -6,6 +6,7 @@ import contextlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 pytest.importorskip("trl", reason="trl is not installed")
 
-from tests.peers.compared import VOCAB, assert_close, gradients, labels, normal, tiny_model, tiny_tokenizer
+from tests.peers.compared import VOCAB, assert_close, gradients, labels, normal, tiny_model, tiny_tokenizer, weighted
 from tests.support.ranks import Rank, run_on_ranks
 from tpbench.integrations import patches
 from tpbench.integrations import trl as integration
@@ -30,12 +31,6 @@ def outputs(hidden: Tensor, weight: Tensor, bias: Tensor | None, *options: Any) 
     return utils._ChunkedLogProbFunction.apply(hidden, weight, bias, TARGETS, *options)
 
 
-def weighted(*arguments: Any) -> Tensor:
-    logprobs, entropy, *_ = outputs(*arguments)
-    rows = torch.linspace(-1, 2, len(logprobs))
-    return (logprobs * rows).sum() + (0 if entropy is None else (entropy * rows.flip(0)).sum())
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     "options", [(1.0, 64, None, 1.0), (0.7, 64, None, 0.25), (1.0, 64, 5.0, 1.0), (1.0, 64, 5.0, 0.5)], ids=str
@@ -47,7 +42,9 @@ def test_the_heads_outputs_and_gradients_are_its_own(dtype: torch.dtype, options
     tensors = [each.to(dtype) for each in (HIDDEN, WEIGHT, BIAS)]
 
     def both() -> tuple[Any, ...]:
-        return outputs(*tensors, *options, names), gradients(lambda *x: weighted(*x, *options, names), *tensors)
+        return outputs(*tensors, *options, names), gradients(
+            lambda *x: weighted(*outputs(*x, *options, names)[:2]), *tensors
+        )
 
     theirs = both()
     with integration.patch(UNPATCHED):
@@ -66,10 +63,10 @@ def with_shards(rank: Rank) -> Any:
 
     mesh = init_device_mesh(rank.device.type, (rank.world_size,), mesh_dim_names=("tp",))
     options = (0.7, 64, None, 1.0, ("log_probs", "entropy"))
-    theirs = gradients(lambda *x: weighted(*x, None, *options), HIDDEN, WEIGHT)
+    theirs = gradients(lambda *x: weighted(*outputs(*x, None, *options)[:2]), HIDDEN, WEIGHT)
     shard = distribute_tensor(WEIGHT, mesh, [Shard(0)])
     with integration.patch(UNPATCHED):
-        loss, (hidden, weight) = gradients(lambda *x: weighted(*x, None, *options), HIDDEN, shard)
+        loss, (hidden, weight) = gradients(lambda *x: weighted(*outputs(*x, None, *options)[:2]), HIDDEN, shard)
     return theirs, (loss, [hidden, weight.full_tensor()]), weight.to_local().shape[0]
 
 
@@ -93,28 +90,21 @@ def logged(
     )  # fmt: skip
     tiny_model().save_pretrained(folder)  # the reference model is read from there
     run = getattr(trl, f"{trainer}Trainer")(
-        Qwen3ForCausalLM.from_pretrained(folder),
-        args=arguments,
-        train_dataset=Dataset.from_dict(columns),
-        processing_class=tiny_tokenizer(),
-        **others,
-    )
+        Qwen3ForCausalLM.from_pretrained(folder), args=arguments, train_dataset=Dataset.from_dict(columns),
+        processing_class=tiny_tokenizer(), **others,
+    )  # fmt: skip
     with integration.patch(run) if patched else contextlib.nullcontext():
         run.train()
     steps = [each for each in run.state.log_history if "loss" in each]
     return {name: [step.get(name, 0.0) for step in steps] for name in steps[0] if "time" not in name}
 
 
-def kept_losses(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return a list that gets the loss of each call: a function's gradient is computed in forward."""
-    losses: list[Any] = []
-
-    def recorded(**settings: Any) -> Any:
-        losses.append(settings["loss"])
-        return patches.linear_loss_of(**settings)
-
+@pytest.fixture
+def spy(monkeypatch: pytest.MonkeyPatch) -> mock.Mock:
+    """Record the settings of losses: the gradient of a function is computed in forward."""
+    recorded = mock.Mock(wraps=patches.linear_loss_of)
     monkeypatch.setattr(integration, "linear_loss_of", recorded)
-    return losses
+    return recorded
 
 
 def compare(tmp_path: Path, *arguments: Any, **others: Any) -> None:
@@ -122,21 +112,18 @@ def compare(tmp_path: Path, *arguments: Any, **others: Any) -> None:
     assert theirs.keys() == ours.keys()
     assert len(theirs["loss"]) == 10 and len(set(theirs["loss"])) > 5
     for name, values in theirs.items():
-        assert torch.allclose(torch.tensor(ours[name]), torch.tensor(values), rtol=1e-4, atol=1e-5, equal_nan=True), (
-            name
-        )
+        assert ours[name] == pytest.approx(values, rel=1e-4, abs=1e-5, nan_ok=True), name
 
 
 @pytest.mark.parametrize("loss_type", ["nll", "dft"])
 def test_ten_steps_of_sft_log_its_losses_entropies_and_accuracies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss_type: str
+    tmp_path: Path, spy: mock.Mock, loss_type: str
 ) -> None:
-    losses = kept_losses(monkeypatch)
     words = [labels(12, ignored=0, seed=seed % 4).tolist() for seed in range(40)]
     masks = [[0] * (3 + seed % 4) + [1] * (9 - seed % 4) for seed in range(40)]
     options = {"per_device_train_batch_size": 2, "loss_type": loss_type}
     compare(tmp_path, "SFT", {"input_ids": words, "completion_mask": masks}, options)
-    assert (losses[0] == "logprob") == (loss_type == "dft")
+    assert callable(spy.call_args.kwargs["loss"]) == (loss_type == "nll")
 
 
 @pytest.mark.parametrize(
@@ -151,10 +138,7 @@ def test_ten_steps_of_sft_log_its_losses_entropies_and_accuracies(
     ],
     ids=str,
 )
-def test_ten_steps_of_grpo_log_its_losses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
-) -> None:
-    losses = kept_losses(monkeypatch)
+def test_ten_steps_of_grpo_log_its_losses(tmp_path: Path, spy: mock.Mock, options: dict[str, Any]) -> None:
     sizes = {"per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 6, "temperature": 0.8}
     prompts = [f"{seed} {seed + 1} {seed + 2}" for seed in range(40)]
 
@@ -162,4 +146,4 @@ def test_ten_steps_of_grpo_log_its_losses(
         return [sum(int(word) % 2 == 0 for word in text.split() if word.isdigit()) for text in completions]
 
     compare(tmp_path, "GRPO", {"prompt": prompts}, sizes | options, reward_funcs=even)
-    assert any(map(callable, losses)) == ("loss_type" in options)
+    assert callable(spy.call_args.kwargs["loss"]) == ("loss_type" in options)

@@ -13,16 +13,11 @@ from torch import Tensor
 
 pytest.importorskip("verl", reason="verl is not installed")
 
-from tests.peers.compared import VOCAB, assert_close, gradients, labels, normal, tiny_model
+from tests.peers.compared import VOCAB, assert_close, gradients, labels, normal, ten_steps, tiny_model, weighted
 from tests.support.ranks import Rank, run_on_ranks
 from tpbench.integrations import verl as integration
 
 HIDDEN, WEIGHT, LABELS = normal(2, 12, 32), normal(VOCAB, 32, seed=1), labels(2, 12, ignored=0)
-
-
-def weighted(logprobs: Tensor, entropy: Tensor) -> Tensor:
-    rows = torch.linspace(-1, 2, logprobs.numel())
-    return (logprobs.flatten() * rows).sum() + (entropy.flatten() * rows.flip(0)).sum()
 
 
 def current(hidden: Tensor, weight: Tensor, group: Any = None) -> tuple[Tensor, Tensor]:
@@ -70,20 +65,14 @@ def test_two_ranks_share_the_vocabulary() -> None:
 def trained(forward: Any) -> list[float]:
     from verl.trainer.ppo.core_algos import compute_policy_loss
 
-    model, history = tiny_model(), []
-    adam = torch.optim.Adam(model.parameters(), 1e-3)
-    advantages, mask = normal(2, 12, seed=7), torch.ones(2, 12)
-    old = None
-    for _ in range(10):
+    model, advantages, old = tiny_model(), normal(2, 12, seed=7), normal(2, 12, seed=8) - 5
+
+    def loss() -> Tensor:
         output = forward(model, input_ids=LABELS, temperature=0.7, return_dict=True)
-        logprobs, entropy = output.log_probs.view(2, 12), output.entropy.view(2, 12)
-        old = logprobs.detach() if old is None else old
-        loss = compute_policy_loss(old, logprobs, advantages, mask, cliprange=0.2)[0] - 0.01 * entropy.mean()
-        adam.zero_grad()
-        loss.backward()
-        adam.step()
-        history.append(loss.item())
-    return history
+        policy = compute_policy_loss(old, output.log_probs.view(2, 12), advantages, torch.ones(2, 12), cliprange=0.2)
+        return policy[0] - 0.01 * output.entropy.mean()
+
+    return ten_steps(model.parameters(), loss, 1e-3)
 
 
 def test_ten_steps_of_ppo_have_the_losses_of_its_torch_backend() -> None:
