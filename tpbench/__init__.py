@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from tpbench.results.read import load as load
     from tpbench.results.read import load_table as load_table
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = ["__version__", "load", "load_table"]
 

@@ -5,9 +5,11 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import tpbench as package
 from tests.support.command import ROOT, environment
@@ -54,6 +56,42 @@ def test_the_wheel_has_the_configuration_and_no_tests(installed: Path) -> None:
         "tpbench",
         f"tpbench-{package.__version__}.dist-info",
     }
+
+
+IMPORTS = """
+import importlib, pkgutil, sys
+sys.path[:0] = sys.argv[1:]
+import tpbench.integrations, tpbench.kernels
+for name in tpbench.kernels._MODULES:
+    getattr(tpbench.kernels, name)
+for module in pkgutil.iter_modules(tpbench.integrations.__path__, "tpbench.integrations."):
+    try:
+        importlib.import_module(module.name)
+        print(module.name.split(".")[-1])
+    except ImportError as error:
+        print(error)
+"""
+
+
+def test_kernels_and_integrations_need_torch_and_triton_alone(installed: Path, tmp_path: Path) -> None:
+    """The wheel is imported beside links to these two and to what they require."""
+    waiting, linked = ["torch", "triton"], set()
+    while waiting:
+        distribution = metadata.distribution(waiting.pop())
+        if distribution.name in linked:
+            continue
+        linked.add(distribution.name)
+        for entry in {file.parts[0] for file in distribution.files or []} - {"..", "__pycache__"}:
+            (tmp_path / entry).symlink_to(distribution.locate_file(entry))
+        requirements = map(Requirement, distribution.requires or [])
+        waiting += [each.name for each in requirements if each.marker is None or each.marker.evaluate({"extra": ""})]
+    line = [sys.executable, "-I", "-S", "-c", IMPORTS, str(installed), str(tmp_path)]
+    env = environment() | {"TRITON_INTERPRET": "0"}  # the interpreter needs numpy
+    done = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    *loaded, torchtitan = sorted(done.stdout.splitlines(), key=lambda text: "not installed" in text)
+    assert loaded == ["megatron", "patches", "transformers", "trl", "trl_objectives", "verl"]
+    assert torchtitan.startswith("torchtitan is not installed: pip install")
 
 
 def test_it_runs_a_new_variant_as_the_readme_shows_and_reads_its_rows(installed: Path, tmp_path: Path) -> None:

@@ -44,9 +44,8 @@ class Patch(contextlib.ExitStack):
             self.callback(delattr, holder, name)
         setattr(holder, name, value)
 
-    def undo(self) -> None:
-        """Put back what was replaced. A second call changes nothing."""
-        self.close()
+    undo = contextlib.ExitStack.close
+    """Put back what was replaced. A second call changes nothing."""
 
 
 @functools.lru_cache(maxsize=32)
@@ -66,7 +65,8 @@ def columns_of_rank(group: Any, vocab_size: int) -> dict[str, Any]:
     if group is None or group.size() == 1:
         return {}
     start = min(group.rank() * -(-vocab_size // group.size()), vocab_size)
-    return {"group": group, "vocab_start": start, "vocab_size": vocab_size}
+    # FSDP and overlapped gradients may communicate at the same time on other streams.
+    return {"group": group, "vocab_start": start, "vocab_size": vocab_size, "exchange": "nccl"}
 
 
 def columns_of(weight: Any) -> dict[str, Any]:
