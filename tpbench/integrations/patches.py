@@ -66,7 +66,7 @@ def columns_of_rank(group: Any, vocab_size: int) -> dict[str, Any]:
         return {}
     start = min(group.rank() * -(-vocab_size // group.size()), vocab_size)
     # FSDP and overlapped gradients may communicate at the same time on other streams.
-    return {"group": group, "vocab_start": start, "vocab_size": vocab_size, "exchange": "nccl"}
+    return {"group": group, "vocab_start": start, "vocab_size": vocab_size, "exchange": "yielding"}
 
 
 def columns_of(weight: Any) -> dict[str, Any]:
