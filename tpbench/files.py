@@ -4,8 +4,6 @@ import errno
 import os
 from pathlib import Path
 
-_NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}
-
 
 def explained(error: Exception) -> str:
     """Return an error as one line. Of files, the line says what it usually means if it names none."""
@@ -44,7 +42,7 @@ def sync_folder(folder: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in _NO_FOLDER_SYNC:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
             raise
     finally:
         os.close(descriptor)

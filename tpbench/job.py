@@ -243,10 +243,7 @@ def _variant(values: Mapping[str, Any], outside: OutsideVariant | None) -> tuple
 def _parsed(
     values: Mapping[str, Any], workload: Workload, complaints: Iterable[str], outside: OutsideVariant | None
 ) -> Job:
-    """Return the job with exactly these values.
-
-    Raises JobError with the given complaints and one for each invalid value.
-    """
+    """Return the job with exactly these values. Raises JobError with the complaints and one for each invalid value."""
     complaints = list(complaints)
     parts: dict[str, Any] = {}
     of_job = {name: value for name, value in values.items() if name not in _PARTS}  # MeasureSettings has a `measure`
@@ -267,11 +264,10 @@ def _with_ranks(values: Mapping[str, Any]) -> Mapping[str, Any]:
     Without a world_size, `auto` means all visible GPUs of this host.
     """
     tp_size, dp_size, world_size = (values.get(name) for name in ("tp_size", "dp_size", "world_size"))
-    if world_size is None:
-        if tp_size != "auto":
-            return values
-        if not (world_size := len(visible_gpus())):
-            raise JobError("tp_size=auto needs world_size=N where no GPU is visible; it is then N / dp_size")
+    if world_size is None and tp_size != "auto":
+        return values
+    if world_size is None and not (world_size := len(visible_gpus())):
+        raise JobError("tp_size=auto needs world_size=N where no GPU is visible; it is then N / dp_size")
     try:
         ranks, replicas = int(world_size), int(1 if dp_size is None else dp_size)
         tensor = ranks // replicas if tp_size == "auto" else int(str(tp_size))

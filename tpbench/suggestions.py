@@ -32,10 +32,9 @@ def nearest(name: str, valid: Iterable[str], most: int = 1) -> str:
 
 
 def unknown(what: str, name: object, valid: Iterable[str], where: str = "") -> str:
-    """Return a sentence for a name that does not exist.
+    """Return a sentence for a name that does not exist, with the nearest name and all valid ones.
 
-    The sentence has the nearest name and all valid ones. `where` names a place that lists the valid names. With it, the
-    sentence has the three nearest names and that place instead.
+    With `where`, a place that lists the valid names, the sentence has the three nearest names and that place instead.
     """
     name = name if str(name).strip() else f"{name!r} (is a variable of the shell not set?)"
     valid = sorted(valid, key=lambda word: (not word.isdigit(), int(word) if word.isdigit() else 0, word))
@@ -61,8 +60,7 @@ def message(error: BaseException) -> str:
 def printable(text: str, limit: int = 200) -> str:
     """Return a text of unknown origin as one line of about `limit` characters at most, without control characters.
 
-    Direction marks and broken surrogates are removed too. A text that is too long keeps its start and more of its end,
-    because the last lines of a traceback say most.
+    A text that is too long keeps its start and more of its end: the last lines of a traceback say most.
     """
     if len(text) > 10 * limit:
         text = f"{text[: 2 * limit]} ... {text[-4 * limit :]}"

@@ -1,20 +1,13 @@
 """The interface for code from outside this package: operations and variants in your own file.
 
-An operation is a `Workload` with a problem, inputs, a reference, costs and variants:
+An operation is a `Workload` with a problem, inputs, a reference, costs and variants. `python -m tpbench new
+my_operation.py --workload new` writes a whole one, and `python -m tpbench docs own_operation` explains it.
 
-    from tpbench.api import Costs, Rank, Workload, setting
-
-    dispatch = Workload(Dispatch, "all-to-all of tokens between experts")
-
-    @dispatch.variant("torch's all-to-all")
-    def nccl(problem: Dispatch, inputs: dict[str, Tensor], rank: Rank) -> Callable[[], dict[str, Tensor]]: ...
-
-`python -m tpbench new my_operation.py --workload new` writes a whole one, and `python -m tpbench docs own_operation`
-explains it. A variant of the entropy loss is a function `fast_tp(problem: EntropyLoss, shard: Shard) -> Step` that
-prepares an iteration on this rank's shard. `python -m tpbench variant=my_loss.py:fast_tp` runs it. `@variant(...)` is
-optional: it declares options, required packages and refusals. The modules `tpbench.api.linear_loss`, `.embedding_grad`,
-`.tp_block` and `.train_step` have the types of the other workloads. `python -m tpbench new my_loss.py` writes a file
-to start from.
+A variant of the entropy loss is a function `fast_tp(problem: EntropyLoss, shard: Shard) -> Step` that prepares an
+iteration on this rank's shard. `python -m tpbench new my_loss.py` writes one, and `python -m tpbench
+variant=my_loss.py:fast_tp` runs it. `@variant(...)` is optional: it declares options, required packages and refusals.
+The modules `tpbench.api.linear_loss`, `.embedding_grad`, `.tp_block` and `.train_step` have the types of the other
+workloads, and `tpbench.api.models` those of models of your own.
 
 The names of this package and the fields of its types stay valid; a test freezes them.
 """

@@ -18,12 +18,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("page", nargs="?", help="without it: the list of the pages")
     name = parser.parse_args(arguments).page
     if name is None:
-        titles = [
-            [page, file.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")] for page, file in PAGES.items()
-        ]
+        titles = [[page, file.read_text("utf-8").partition("\n")[0].lstrip("# ")] for page, file in PAGES.items()]
         print(*aligned_lines(("page", "title"), titles), sep="\n")
     elif name in PAGES:
-        print(PAGES[name].read_text(encoding="utf-8"), end="")
+        print(PAGES[name].read_text("utf-8"), end="")
     else:
         raise JobError(unknown("page", name, PAGES))
     return 0

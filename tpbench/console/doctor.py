@@ -69,7 +69,6 @@ def disk(output_dir: str = "outputs") -> Iterator[Finding]:
         folder = folder.parent
     for subject, place, fix in (
         ("disk", folder, "free some space, or choose another folder: output_dir=DIR"),
-        ("temporary files", Path(tempfile.gettempdir()), "free some space, or set TMPDIR"),
         ("shared memory", Path("/dev/shm"), "NCCL and gloo use it; start a container with --shm-size=8g"),
     ):
         try:

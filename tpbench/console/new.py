@@ -23,9 +23,9 @@ def main(arguments: Sequence[str]) -> int:
     """Write the file and print the command that runs it. The exit code is 0. Raises JobError otherwise."""
     parser = argparse.ArgumentParser(prog="tpbench new", description="Write a file with a variant to start from.")
     parser.add_argument("file", type=path_argument, help="the file to write, such as my_loss.py; it must not exist")
-    help_text = f"of the variant ({NAMES[0]}); {OPERATION}: an operation of your own"
-    with_example = [name for name in NAMES if (EXAMPLES / f"{name}.py").exists()]
-    parser.add_argument("--workload", choices=(*with_example, OPERATION), default=NAMES[0], help=help_text)
+    workloads_here = [*(name for name in NAMES if (EXAMPLES / f"{name}.py").exists()), OPERATION]
+    what = f"of the variant ({NAMES[0]}); {OPERATION}: an operation of your own"
+    parser.add_argument("--workload", choices=workloads_here, default=NAMES[0], help=what)
     options = parser.parse_args(arguments)
     file, workload = options.file, options.workload
     if not FILE_NAME.fullmatch(file.name):

@@ -18,10 +18,6 @@ import torch.multiprocessing
 from tpbench.launcher.torchrun import NO_MULTICAST
 
 
-def print_finding(subject: str, state: str, message: str, fix: str = "") -> None:
-    print(json.dumps([subject, state, message, fix]), flush=True)
-
-
 def find_gpus(expected: int) -> bool:
     """Print whether torch can use the GPUs, of which the driver has so many. Return true if it can."""
     message = f"{torch.__version__}, built for {f'CUDA {torch.version.cuda}' if torch.version.cuda else 'the CPU'}"
@@ -29,9 +25,9 @@ def find_gpus(expected: int) -> bool:
         torch.zeros(1, device="cuda" if expected else "cpu")
     except (RuntimeError, AssertionError) as error:
         fix = "install a build of torch (pytorch.org) for a CUDA version that the driver supports: nvidia-smi prints it"
-        print_finding("torch", "fail", f"{message}: {str(error).splitlines()[0]}", fix)
+        print(json.dumps(["torch", "fail", f"{message}: {str(error).splitlines()[0]}", fix]), flush=True)
         return False
-    print_finding("torch", "ok", message)
+    print(json.dumps(["torch", "ok", message]), flush=True)
     return True
 
 
@@ -46,7 +42,7 @@ def all_reduce(rank: int, ranks: int, store: str) -> None:
     if rank == 0:
         message = f"an all-reduce over {ranks} ranks gives {'the right' if is_right else 'a wrong'} sum"
         fix = "" if is_right else "update the driver and torch: measurements here would be wrong"
-        print_finding(backend.upper(), "ok" if is_right else "fail", message, fix)
+        print(json.dumps([backend.upper(), "ok" if is_right else "fail", message, fix]), flush=True)
     os._exit(0)  # an orderly teardown may abort, after all results are printed
 
 

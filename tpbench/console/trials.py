@@ -32,16 +32,14 @@ def main(arguments: Sequence[str]) -> int:
     overrides = [argument for argument in rest if "=" in argument]
     if command == "profile":
         parser.description = "Train blocks without parallelism, with it, and with two kinds of overlap: loss and costs."
-        if files := [word for word in words if ".py:" in word]:
-            parser.error(f"a trace of another variant is: python -m tpbench variant={files[0]} profile=true")
-        parser.parse_args(words)
+        parser.add_argument("variant", nargs="?", help="FILE.py:FUNCTION: write a trace of an iteration of it instead")
+        if variant := parser.parse_args(words).variant:
+            return _sweep(f"variant={variant}", "profile=true", *overrides)
         return _profile(overrides)
     parser.description = "Check every variant that can run here against the oracle, on tiny shapes."
     parser.add_argument("workload", nargs="*", help=f"of {', '.join(workloads())} (all); or FILE.py:FUNCTION")
-    fixed = [text for text in overrides if text.startswith(("variant=", "shape=", "output_dir="))]
-    if fixed:
-        only = f"leave out {' '.join(fixed)}: it runs every variant on tiny shapes and writes to a temporary folder"
-        parser.error(f"{only}; a sweep of one variant checks it, too: -m variant=NAME")
+    if fixed := [text for text in overrides if text.startswith(("variant=", "shape=", "output_dir="))]:
+        parser.error(f"leave out {' '.join(fixed)}: it runs every variant on tiny shapes. For one: -m variant=NAME")
     names = parser.parse_args(words).workload or list(workloads())
     for name in names:
         if name not in workloads() and find_outside(name) is None:
@@ -111,7 +109,5 @@ def _profile(overrides: Sequence[str]) -> int:
     code = _sweep(f"+experiment={experiment}", f"output_dir={folder}", *overrides)
     if code or "dry_run=true" in map(str.lower, overrides):
         return code
-    only = []
-    if "resume=true" not in map(str.lower, overrides):  # a resumed cell may have its row from an earlier sweep
-        only = ["--only", f"sweep_id={load(user_path(folder), columns='sweep_id')['sweep_id'].iloc[-1]}"]
-    return report([folder, *only, "--columns", "loss_value,grad_norm,time_ms,peak_gib"])
+    newest = load(user_path(folder), columns="sweep_id")["sweep_id"].iloc[-1]
+    return report([folder, "--only", f"sweep_id={newest}", "--columns", "loss_value,grad_norm,time_ms,peak_gib"])

@@ -1,6 +1,4 @@
-"""Variants and workloads from outside this package, in a user's file.
+"""Variants and workloads in a user's file. The launcher reads its text (`source`) and never runs it.
 
-The launcher reads the text of such a file and never runs it: `source`. Only a process that describes the file to the
-launcher, and the ranks of a sweep whose command line names the file, run it: `loading`. `describe` is that process.
-`variant` is what the launcher then knows, and how a rank gets the code.
+A process of its own (`describe`) and the ranks run the file (`loading`). `variant` is what the launcher then knows.
 """

@@ -48,10 +48,7 @@ TRAITS: dict[str, Any] = {
 
 
 def described(path: Path, version: str) -> dict[str, Any]:
-    """Return the fields of `OutsideVariant` for each variant of a file, or an error of one line.
-
-    A function whose arguments are not those of a variant has an error of its own.
-    """
+    """Return the fields of `OutsideVariant`, with an error, for each variant of a file, or an error of one line."""
     try:
         module = load_module(path, version)
         definitions = {workload.name: _definition(workload) for workload in workloads_of(module)}

@@ -309,8 +309,8 @@ def chosen_options(row: Mapping[str, Any], workload: Workload | None) -> tuple[t
 
 def with_labels(table: pa.Table) -> pa.Table:
     """Return the table with the column `label` after `variant`. Rows of equal options have equal labels."""
-    options = {name for workload in (None, *workloads().values()) for name in default_options(workload)}
-    names = [name for name in table.column_names if name in {"workload", "variant", *options}]
+    used = {"workload", "variant", *(name for one in (None, *workloads().values()) for name in default_options(one))}
+    names = [name for name in table.column_names if name in used]
     rows = list(zip(*(table.column(name).to_pylist() for name in names), strict=True))
     labels: dict[tuple[Any, ...], str | None] = {}
     for values in dict.fromkeys(rows):

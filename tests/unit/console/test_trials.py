@@ -101,3 +101,10 @@ def test_a_profile_compares_four_variants_in_one_table_without_earlier_rows(
     for word in ("block_no_tp", "block_tp_overlap", "block_copy_engine", "grad_norm", "2.5"):
         assert word in printed
     assert " 7" not in printed
+
+
+def test_a_profile_of_a_file_is_a_sweep_with_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    sweeps: list[tuple[str, ...]] = []
+    monkeypatch.setattr(trials, "_sweep", lambda *arguments: sweeps.append(arguments) or 0)
+    assert information(["profile", "my.py:f", "tokens=8"]) == 0
+    assert sweeps == [("variant=my.py:f", "profile=true", "tokens=8")]
