@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -96,6 +97,12 @@ class Document:
     caption: str = ""
     notes: Sequence[TableCell | str] = ()
     warnings: Sequence[str] = ()
+
+
+def number_or_text(value: Any) -> float | str:
+    """Return a number of Python, also of one of numpy, and anything else as text."""
+    value = value.item() if hasattr(value, "item") else value
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
 
 
 def number_cell(value: float | None, write: Callable[[float], str]) -> TableCell:

@@ -1,11 +1,12 @@
 """Study of the speed record's changes: sparse exchange, early index, order of transfers; and of the bytes sent."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
-from tpbench.tables import Table
+from tpbench.tables import Table, TableCell, number_cell, number_or_text
 from tpbench.workloads.embedding_grad.crossover import comparable
 from tpbench.workloads.embedding_grad.problem import WORKLOAD, rounded_density
 from tpbench.workloads.sizes import ITEM_BYTES
@@ -37,8 +38,10 @@ def _factorial(facts: Mapping[str, Any], steps: pd.DataFrame) -> Table:
     for column, values in {"label": [*WORKLOAD.variants, *steps["label"]], "index": INDEXES, "order": ORDERS}.items():
         steps[column] = pd.Categorical(steps[column], [*dict.fromkeys(values)])
     exposed = steps.pivot_table("exposed_ms", ["label", "index"], "order", aggfunc="last", observed=True)
-    texts = exposed.map("{:.3f}".format, na_action="ignore").astype(object).fillna("no row")
-    lines = [(*key, *times) for key, *times in texts.itertuples(name=None)]
+    lines = [
+        (*key, *("no row" if math.isnan(ms) else number_cell(ms, "{:.3f}".format) for ms in times))
+        for key, *times in exposed.itertuples(name=None)
+    ]
     heading = "exposed_ms: " + ", ".join(f"{name} {value}" for name, value in facts.items())
     return Table(heading, ("exchange", "index", *(ORDERS[str(order)] for order in exposed)), lines)
 
@@ -53,7 +56,9 @@ def _sent(frame: pd.DataFrame) -> Table:
         shares = [
             sent / (-(-size // row["dp_size"]) * peers * row_mb) for size in (row["table_rows"], EMBEDDING_AND_HEAD)
         ]
-        problem = (*(str(row[name]) for name in SENT[:-1]), f"{rounded_density(row):.3g}")
-        lines.append((*problem, row["variant"], f"{sent:.4g}", *(f"{share:.1%}" for share in shares)))
+        problem = [TableCell(str(row[name]), number_or_text(row[name])) for name in SENT[:-1]]
+        density, megabytes = number_cell(rounded_density(row), "{:.3g}".format), number_cell(sent, "{:.4g}".format)
+        of_tables = (number_cell(share, "{:.1%}".format) for share in shares)
+        lines.append((*problem, density, row["variant"], megabytes, *of_tables))
     names = (*SENT, "exchange", "MB sent", "of the whole table", "of embedding and head")
     return Table("megabytes that the busiest rank sends, against reduce-scatters of whole tables", names, tuple(lines))

@@ -3,13 +3,14 @@
 It is of exchanges alone. What they add to a training step says the study `ablation`.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
 
-from tpbench.tables import Table
+from tpbench.tables import Table, TableCell, number_cell, number_or_text
 from tpbench.workloads.embedding_grad.problem import DENSE, is_dense
 from tpbench.workloads.study_data import Picture, Speedups, oldest_first
 
@@ -55,16 +56,20 @@ def comparable(rows: Iterable[Row]) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def _crossover(ratios: "pd.Series[float]") -> str:
+def _crossover(ratios: "pd.Series[float]") -> TableCell:
     """Interpolate between the first two densities whose times enclose that of the dense exchange."""
     densities, slower = ratios.index.to_numpy(), (ratios < 1).to_numpy()
     crossed = np.flatnonzero(~slower[:-1] & slower[1:])
     if len(crossed):
         here = slice(crossed[0], crossed[0] + 2)
-        return f"{100 * np.interp(1.0, 1 / ratios.to_numpy()[here], densities[here]):.3g}%"
-    if slower[-1]:
-        return f"dense from {100 * densities[0]:.3g}% on"
-    return f"none up to {100 * densities[-1]:.3g}%"
+        return number_cell(float(np.interp(1.0, 1 / ratios.to_numpy()[here], densities[here])), _percent)
+    return TableCell(
+        f"dense from {_percent(densities[0])} on" if slower[-1] else f"none up to {_percent(densities[-1])}"
+    )
+
+
+def _percent(density: float) -> str:
+    return f"{100 * density:.3g}%"
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
@@ -74,7 +79,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
     """
     groups, dense = groups_of(rows), {row["label"] for row in rows if is_dense(row["variant"])}
     made = [_speedup_table(group) for group in groups]
-    lines = [
+    lines: list[tuple[TableCell | str, ...]] = [
         (
             f"{name}, width {_size(group, groups)}",
             *(_crossover(ratios[name].dropna()) for ratios in group.by_clock.values()),
@@ -97,11 +102,14 @@ def _size(group: Speedups, groups: Sequence[Speedups]) -> str:
 
 
 def _speedup_table(group: Speedups) -> Table:
-    facts = {name: str(value) for name, value in group.facts.items()}
-    texts = group.by_clock["device_ms"].map("{:.2f}x".format, na_action="ignore").fillna("-")
-    lines = [(f"{100 * density:.3g}%", *values) for density, *values in texts.itertuples(name=None)]
+    facts = {name: number_or_text(value) for name, value in group.facts.items()}
+    ratios = group.by_clock["device_ms"]
+    lines = [
+        [number_cell(density, _percent), *(number_cell(None if math.isnan(x) else x, "{:.2f}x".format) for x in values)]
+        for density, *values in ratios.itertuples(name=None)
+    ]
     heading = ", ".join(f"{name} {value}" for name, value in facts.items())
-    return Table(heading, ("density", *texts.columns), lines, facts)
+    return Table(heading, ("density", *ratios.columns), lines, facts)
 
 
 def picture(rows: Sequence[Row]) -> Picture | None:

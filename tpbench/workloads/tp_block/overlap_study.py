@@ -7,6 +7,7 @@ are left out, rows of a former variant that ran as another one, and other ways f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -15,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from tpbench.measure.clocks import TIMED
-from tpbench.tables import Table
+from tpbench.tables import MISSING, Table, TableCell, number_or_text
 from tpbench.workloads.study_data import Picture, Speedups, oldest_first
 from tpbench.workloads.tp_block.workload import PLAIN, traits_of
 
@@ -169,15 +170,23 @@ def _title(speedups: Speedups) -> str:
 
 def _table(what: str, speedups: Speedups, by_clock: Mapping[str, pd.DataFrame], form: str) -> Table:
     names = sorted({str(name) for ratios in by_clock.values() for name in ratios})
-    frames = (ratios.reindex(speedups.axis, columns=names) for ratios in by_clock.values())
-    shown = (frame.map(lambda ratio: "-" if pd.isna(ratio) else form.format(ratio)) for frame in frames)
-    texts = [frame.itertuples(index=False) for frame in shown]
-    lines = [(str(tokens), *map(_cell, *of_clocks)) for tokens, *of_clocks in zip(speedups.axis, *texts, strict=True)]
+    frames = [ratios.reindex(speedups.axis, columns=names).to_numpy().tolist() for ratios in by_clock.values()]
+    lines = [
+        [
+            TableCell(str(tokens), number_or_text(tokens)),
+            *(_cell(ratios, [*by_clock], form) for ratios in zip(*of_clocks, strict=True)),
+        ]
+        for tokens, *of_clocks in zip(speedups.axis, *frames, strict=True)
+    ]
     first, *others = (f"by {CLOCKS[clock]}" for clock in by_clock)
     clocks = f"{first} ({', '.join(others)})" if others else first
-    facts = {"ratio": f"{what} {clocks}"} | {name: str(value) for name, value in speedups.facts.items()}
+    facts = {"ratio": f"{what} {clocks}"} | {name: number_or_text(value) for name, value in speedups.facts.items()}
     return Table(f"{facts['ratio']}, {_title(speedups)}, {facts['hardware']}", ("tokens", *names), lines, facts)
 
 
-def _cell(first: str, *others: str) -> str:
-    return first if set(others) <= {"-"} else f"{first} ({', '.join(others)})"
+def _cell(ratios: Sequence[float], clocks: Sequence[str], form: str) -> TableCell:
+    """Return the ratio by the first clock, with those by the others in its text and its note."""
+    first, *others = (MISSING if math.isnan(ratio) else form.format(ratio) for ratio in ratios)
+    text = first if set(others) <= {MISSING} else f"{first} ({', '.join(others)})"
+    notes = (f"{clock} {other}" for clock, other in zip(clocks[1:], others, strict=True) if other != MISSING)
+    return TableCell(text, None if math.isnan(ratios[0]) else ratios[0], note=", ".join(notes))

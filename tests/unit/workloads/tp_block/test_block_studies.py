@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import datetime
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from tpbench.report.command import main as report
 from tpbench.results.write import write_row
+from tpbench.tables import Document, as_json
 from tpbench.workloads.tp_block.overlap_study import choice, picture, problems, tables
 
 SIZES = {"hidden": 4096, "ffn": 14336, "heads": 32, "kv_heads": 8, "head_dim": 128, "part": "block", "tp_size": 4}
@@ -118,13 +120,16 @@ def test_the_tables_show_the_clocks() -> None:
     _, column, _, eager, over, graph, _ = tables([{**row, "compute_ms": 2.0} for row in TIMED])
     assert "part=column" in column.heading and "graph=true" in graph.heading
     assert eager.columns == ("tokens", "block_copy_engine", "block_symm_mem")
-    assert eager.rows[2] == ("2048", "0.95x (1.25x)", "0.80x (1.11x)") and eager.rows[3][2] == "-"
-    assert over.columns[3] == "block_tp" and over.rows[2] == ("2048", *["1.250x"] * 3)
+    assert eager.texts[2] == ["2048", "0.95x (1.25x)", "0.80x (1.11x)"] and eager.texts[3][2] == "-"
+    assert over.columns[3] == "block_tp" and over.texts[2] == ["2048", *["1.250x"] * 3]
+    of_over = json.loads(as_json(Document([over])))[2]  # numbers are numbers, with all digits
+    assert (of_over["tokens"], of_over["hidden"], of_over["block_tp"]) == (2048, 4096, 1.25)
+    assert json.loads(as_json(Document([eager])))[2]["notes"].startswith("block_copy_engine: device_ms 1.25x; ")
     looped = {"chained_ms": 1.0, "chained_compute_ms": 1.0, "chained_exposed_ms": 0.5}
-    assert tables([{**row, **looped} for row in TIMED])[1].rows == [("8192", "1.00x (1.01x, 1.00x)")]
+    assert tables([{**row, **looped} for row in TIMED])[1].texts == [["8192", "1.00x (1.01x, 1.00x)"]]
     forward = [{**row, "forward_compute_ms": 0.5, "forward_exposed_ms": 0.125} for row in TIMED]
     (of_pass,) = [table for table in tables(forward) if "forward pass" in table.heading]
-    assert "part=column" in of_pass.heading and of_pass.rows == [("8192", "1.250x", "1.250x")]
+    assert "part=column" in of_pass.heading and of_pass.texts == [["8192", "1.250x", "1.250x"]]
     again = tables([row | {"save_gathered": False} for row in TIMED if row["part"] == "column"])
     assert all("save_gathered=false" in table.heading for table in again[1:])
 
