@@ -17,10 +17,7 @@ import torch
 
 @functools.cache
 def measured_caps() -> Any:
-    """Return the caps by algorithm, loss and columns of a rank: of this GPU, or of the file's first one for other GPUs.
-
-    The ranks of a group must have the same kind of GPU.
-    """
+    """Return the caps by algorithm, loss and columns of a rank: of this kind of GPU, or of the file's first one."""
     machines = json.loads((resources.files(__package__) / "block_caps.json").read_text())
     gpu_name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     return next((on["caps"] for on in machines if on["measured_on"]["gpu_name"] == gpu_name), machines[0]["caps"])
@@ -30,8 +27,7 @@ def measured_caps() -> Any:
 def measured_cap(algorithm: str, loss: str, share: int) -> int:
     """Return the cap of the narrowest measured width that `share` fits into, or else of the widest.
 
-    share: columns of each rank if the vocabulary is split evenly, so that all ranks choose the same cap. Unmeasured:
-    jsd, which has the caps of reverse_kl.
+    share: columns of each rank if the vocabulary is split evenly, so that all ranks choose the same cap.
     """
     caps = measured_caps()[algorithm]["reverse_kl" if loss == "jsd" else loss]
     return int(caps[min(caps, key=lambda columns: (int(columns) < share, abs(int(columns) - share)))])

@@ -56,16 +56,10 @@ class CachedLaunch:
         self, programs: int, pointers: tuple[Any, ...], integers: tuple[Any, ...], floats: tuple[float, ...] = (),
         more_integers: tuple[int, ...] = (), varying: tuple[int, ...] = (),
     ) -> Any:  # fmt: skip
-        """Queue the kernel on the current stream of the current device.
+        """Queue the kernel on the current stream of the current device. Return what Triton compiled, or None.
 
-        Args:
-            pointers: tensors, None, or named tuples of tensors.
-            integers: may contain named tuples of integers.
-            floats: a named tuple is one argument of the kernel.
-            varying: integers at the end. The kernel lists them in `do_not_specialize`, so one compiled kernel serves
-                all their values of one width (32 or 64 bits).
-
-        Returns the kernel that Triton compiled, or None in Triton's interpreter.
+        A named tuple of tensors, integers or floats is one argument of the kernel. varying: integers at the end. The
+        kernel lists them in `do_not_specialize`, so one compiled kernel serves all their values of 32 or of 64 bits.
         """
         # Triton would compile an integer among the floats as an integer.
         numbers = map(float, floats)
@@ -108,10 +102,7 @@ def launching(device: torch.device) -> contextlib.AbstractContextManager[Any]:
 
 
 def occupancy(registers: int, shared_bytes: int, warps: int, on: Any) -> float:
-    """Return the share of a multiprocessor's warps that programs with these registers and shared bytes can fill.
-
-    on: the properties of the GPU.
-    """
+    """Return the share of a multiprocessor's warps that such programs can fill. on: the properties of the GPU."""
     warp_registers = -(-max(1, registers) * WARP // _REGISTER_UNIT) * _REGISTER_UNIT
     by_registers = on.regs_per_multiprocessor // _QUARTERS // warp_registers * _QUARTERS // warps
     by_threads = on.max_threads_per_multi_processor // (WARP * warps)
@@ -122,11 +113,8 @@ def occupancy(registers: int, shared_bytes: int, warps: int, on: Any) -> float:
 def worst_resources(kernels: Iterable[Any], device: torch.device) -> dict[str, float]:
     """Return the worst resources of compiled kernels by name, or none if Triton compiled none.
 
-    Registers are those of a thread, as are spilled_bytes of local memory: registers that did not fit, and arrays with a
-    variable index. shared_kib is of a program. occupancy is the warps that can run at the same time, as a share of
-    those that a multiprocessor has room for.
-
-    kernels: what launches return, each None in Triton's interpreter.
+    Registers and spilled_bytes of local memory are of a thread, shared_kib of a program. occupancy: the share of a
+    multiprocessor's warps that can run at the same time. kernels: what launches return, None in the interpreter.
     """
     compiled = [kernel for kernel in kernels if kernel is not None]
     if not compiled:

@@ -41,10 +41,7 @@ def number(
     high: float | None = None,
     open_low: bool = False,
 ) -> None:
-    """TypeError unless an int or a number of `kind`. ValueError unless finite in fp32 and from `low` to `high`.
-
-    open_low: it must be greater than `low`.
-    """
+    """Raise unless an int or a number of `kind`, finite in fp32, and from `low` (open_low: above it) to `high`."""
     if isinstance(value, bool) or not isinstance(value, (int, kind)):
         advice = (
             f": pass {kind.__name__}({name})" if hasattr(value, "__float__") and not isinstance(value, bool) else ""
@@ -190,10 +187,7 @@ def _target(value: Any, given: Options, rows: int, columns: int, device: torch.d
 
 
 def rows(given: Options, arguments: Mapping[str, Any], rows: int, device: torch.device) -> RowInputs:
-    """Return the tensors of rows that kernels receive. Raise unless all that a call has for its rows is valid.
-
-    Collective if a function is the loss (see `objective.agree`).
-    """
+    """Return the tensors of rows that kernels receive. Raise unless a call's are valid. Collective as `agree`."""
     temperature = given.temperature if isinstance(given.temperature, Tensor) else None
     inputs = RowInputs(**{name: arguments.get(name) for name in RowInputs._fields if name != "row_temperature"})
     inputs = inputs._replace(row_temperature=temperature)
@@ -243,10 +237,7 @@ def _writable(name: str, value: Tensor) -> None:
 
 
 def _share_memory(a: Tensor, b: Tensor) -> bool:
-    """Return true if the tensors start at the same address or, if both are contiguous, overlap.
-
-    Tensors with gaps may be separate parts of one tensor, for example halves of its columns.
-    """
+    """Return true if tensors start at one address or, if contiguous, overlap. Those with gaps may be halves of one."""
     start_a, start_b = a.data_ptr(), b.data_ptr()
     if not (a.is_contiguous() and b.is_contiguous()):
         return a.numel() > 0 and start_a == start_b
@@ -254,11 +245,7 @@ def _share_memory(a: Tensor, b: Tensor) -> bool:
 
 
 def entropy_tensors(logits: Any, target: Any, given: Options, grad: Any) -> None:
-    """Raise unless the tensors of `entropy_loss` are valid and fit together.
-
-    The overwritten tensor may be the target itself, since each element is read before it is written. It may not be a
-    shifted view of the target.
-    """
+    """Raise unless the tensors of `entropy_loss` are valid and fit together."""
     tensor("logits", logits, ("rows", "local vocab"))
     _target(target, given, logits.shape[0], logits.shape[1], logits.device)
     _runnable("logits", logits)
@@ -276,7 +263,7 @@ def entropy_tensors(logits: Any, target: Any, given: Options, grad: Any) -> None
 
 
 def overwritten(name: str, written: Tensor, target: Tensor | TopK) -> None:
-    """ValueError if the target shares memory with a tensor that is written over, unless it is that tensor."""
+    """ValueError if the target shares memory with what is written over. The same tensor may: reads come first."""
     for read in (target.values, target.indices) if isinstance(target, TopK) else (target,):
         if _share_memory(written, read) and not written.is_set_to(read):
             raise ValueError(f"target must not share memory with {name}, which are written over, unless it is the same")

@@ -32,21 +32,15 @@ def text_of(settings: dict[str, Any]) -> str:
     another, and there the second one has a first call, too.
     """
     group = settings.get("group")
-    named = {**settings, "group": None if group is None else group.group_name}
-    return json.dumps({"number": next(_numbers), "settings": named})
-
-
-def _settings(text: str) -> dict[str, Any]:
-    settings: dict[str, Any] = json.loads(text)["settings"]
-    return settings
+    return json.dumps({**settings, "number": next(_numbers), "group": None if group is None else group.group_name})
 
 
 @functools.lru_cache(maxsize=256)
 def _module(settings: str) -> Any:
     """Return the module of graphs with these settings."""
-    named: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in _settings(settings).items()
-    }
+    given: dict[str, Any] = json.loads(settings)
+    del given["number"]
+    named: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     if named["group"] is not None:
         named["group"] = distributed_c10d._resolve_process_group(named["group"])  # type: ignore[attr-defined]
     return kernels.EntropyLoss(**named)  # which imports this module
@@ -69,10 +63,7 @@ def _entropy_loss(
     logits: Tensor, targets: Sequence[Tensor], rows: Sequence[Tensor], names: str, tail: str, settings: str,
     learns: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the loss, and a token of the gradient if one is needed.
-
-    targets: of a `TopK` the values and indices, and `tail`. rows: the tensors of rows, whose names are in `names`.
-    """
+    """Return the loss, and a token of the gradient if one is needed. names: of the tensors in `rows`."""
     values, *indices = targets
     target = TopK(values, *indices, tail=tail) if indices else values  # type: ignore[arg-type, misc]
     named = dict(zip(names.split(","), rows, strict=True)) if rows else {}
@@ -85,7 +76,7 @@ def _entropy_loss(
 def _(
     logits: Tensor, targets: Any, rows: Any, names: str, tail: str, settings: str, learns: bool
 ) -> tuple[Tensor, Tensor]:
-    shape = logits.shape[:1] if _settings(settings).get("reduction") == "none" else ()
+    shape = logits.shape[:1] if json.loads(settings).get("reduction") == "none" else ()
     return logits.new_empty(shape, dtype=torch.float32), logits.new_empty(0)
 
 

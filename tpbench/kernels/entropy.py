@@ -190,16 +190,13 @@ def entropy_loss(
     if options.objective is not None:
         ignored = loss_of_row.ignored(of_target, row_weight)
         objective = RowObjective(options.objective, row_inputs or {}, ignored, tuple(sequence_lengths or ()))
-    rows = Rows.of_call(
-        loss_of_row, n_rows, device, inputs, divisor, _gradient(logits, grad), isinstance(grad, Tensor), objective
-    )
+    gradient = None
+    if isinstance(grad, Tensor) or grad == "in_place":
+        gradient = overwrite(grad if isinstance(grad, Tensor) else logits)
+    elif grad == "new":
+        gradient = torch.empty_like(logits, memory_format=torch.contiguous_format)
+    accumulate = isinstance(grad, Tensor)
+    rows = Rows.of_call(loss_of_row, n_rows, device, inputs, divisor, gradient, accumulate, objective)
     how = launch_rows(loss_of_row, logits, of_target, rows)
     metrics = None if objective is None else objective.metrics
     return EntropyLossResult(rows.loss, *rows.outputs, rows.grad, how, metrics=metrics)
-
-
-def _gradient(logits: Tensor, grad: str | Tensor) -> Tensor | None:
-    if isinstance(grad, str) and grad == "new":
-        return torch.empty_like(logits, memory_format=torch.contiguous_format)
-    out = grad if isinstance(grad, Tensor) else logits if grad == "in_place" else None
-    return out if out is None else overwrite(out)

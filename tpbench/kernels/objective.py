@@ -90,18 +90,15 @@ class Objective:
             )
 
     def call(self, rows: int, given: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the function's losses, (rows,) fp32, and its metrics.
-
-        Raises RuntimeError if the function raises an error, else ValueError.
-        """
-        versions = {name: _version(values) for name, values in given.items()}
+        """Return the function's losses, (rows,) fp32, and its metrics. Raise if it fails or returns something else."""
+        versions = _versions(given)
         try:
             result = self.function(**given)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
             raise RuntimeError(f"the loss {self.name} raised {type(error).__name__}: {error}") from error
-        if changed := [name for name, values in given.items() if _version(values) != versions[name]]:
+        if changed := [name for name, version in _versions(given).items() if version != versions[name]]:
             raise ValueError(f"the loss {self.name} must not change its arguments, but changed {', '.join(changed)}")
         losses, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
         returns = f"the loss {self.name} must return"
@@ -118,8 +115,8 @@ class Objective:
         return losses.float(), {name: values.detach() for name, values in metrics.items()}
 
 
-def _version(values: Tensor) -> int:
-    return 0 if values.is_inference() else values._version
+def _versions(given: Mapping[str, Tensor]) -> dict[str, int]:
+    return {name: 0 if values.is_inference() else values._version for name, values in given.items()}
 
 
 @contextlib.contextmanager
@@ -147,8 +144,7 @@ class RowObjective:
     def run(self, outputs: RowOutputs, inputs: RowInputs, factor: float | Tensor, gradient: bool) -> RowInputs:
         """Replace the rows' losses in `outputs` by the function's, and store its metrics.
 
-        Return the factors of the gradient, if one is wanted. outputs: of these rows, with their log-probabilities and,
-        if the function takes them, entropies. factor: of the reduction, on the gradient.
+        Return the factors of the gradient, if one is wanted. factor: of the reduction, on the gradient.
         """
         objective, ignored = self.objective, self.ignored[self.rows]
         given = {name: values[self.rows].detach() for name, values in self.inputs.items()}

@@ -92,10 +92,7 @@ def is_repeatable(
 
 
 def overwrite(tensor: Tensor) -> Tensor:
-    """Return the tensor's memory, to be overwritten by a kernel.
-
-    Autograd notices it if the tensor was saved for an earlier operation's backward.
-    """
+    """Return the tensor's memory, to be overwritten. Autograd notices it if an earlier operation saved the tensor."""
     torch.autograd.graph.increment_version(tensor)
     return tensor.detach()
 

@@ -128,17 +128,12 @@ class Vocabulary:
             # Not cached by local size: if it changed on some ranks only, those would gather alone.
             shard = torch.tensor([columns, *(-1 if each is None else each for each in (start, size))], device=device)
             sizes, given, totals = gather_by_rank(shard, group, world_size).T.tolist()
-            if len(set(totals)) > 1 or (size is not None and -1 in given and max(given) >= 0):
-                raise ValueError(
-                    "vocab_start and vocab_size must be given on all ranks or on none, and vocab_size must be equal; "
-                    f"got {given} and {totals} by rank, where -1 is None"
-                )
             starts = [0, *itertools.accumulate(sizes)]
-            wrong = [member for member, start in enumerate(given) if start not in (-1, starts[member])]
-            if wrong:
+            if len(set(totals)) > 1 or given not in (starts[:-1], [-1] * world_size):
                 raise ValueError(
-                    "vocab_start must be where the columns of the ranks before end: "
-                    + ", ".join(f"{starts[member]} on rank {member}, got {given[member]}" for member in wrong)
+                    "vocab_start and vocab_size must be given on all ranks or on none. vocab_size must be equal, and "
+                    f"vocab_start where the columns of the ranks before end, {starts[:-1]} by rank; got vocab_size "
+                    f"{totals} and vocab_start {given}, where -1 is None"
                 )
             first, total, widest = starts[rank], starts[-1], max(sizes)
         elif start not in (None, 0):

@@ -92,10 +92,9 @@ class Chunks:
 def chunks_of(
     rows: int, shards: int, row_bytes: int, workspace_gib: float | Literal["auto"], lengths: Sequence[int] | None = None
 ) -> Chunks:
-    """Return as few chunks as the workspace allows, of about equal size. The least chunk is a row of each shard.
+    """Return as few chunks as the workspace allows, of about equal size and at least a row of each shard.
 
-    row_bytes: must be the same on all ranks, since chunks are. lengths: of sequences, which stay whole. A sequence that
-    is longer than a chunk is one.
+    row_bytes: equal on all ranks. lengths: of sequences, which stay whole. One that is longer than a chunk is a chunk.
     """
     gib = AUTO_GIB if workspace_gib == "auto" else workspace_gib
     allowed = max(int(gib * 2**30 / max(1, row_bytes)), AUTO_ROWS if workspace_gib == "auto" else 1)
@@ -200,13 +199,10 @@ class ChunkLogits:
 
 
 def product(left: Tensor, right: Tensor, out: Tensor, alpha: float = 1.0, beta: float = 0.0) -> None:
-    """Store alpha * left @ right + beta * out in `out`, whose dtype is that of the factors or fp32, rounded once.
-
-    torch adds to fp32 inside the product on CUDA devices only (out_dtype of torch.addmm, torch 2.11 to 2.13).
-    """
+    """Store alpha * left @ right + beta * out in `out`, whose dtype is that of the factors or fp32, rounded once."""
     if out.dtype == left.dtype:
         torch.addmm(out, left, right, beta=beta, alpha=alpha, out=out)
-    elif out.is_cuda and out.is_contiguous():
+    elif out.is_cuda and out.is_contiguous():  # torch 2.11 to 2.13 has out_dtype on CUDA devices only
         torch.addmm(out, left, right, beta=beta, alpha=alpha, out_dtype=out.dtype, out=out)
     else:
         out.addmm_(left.to(out.dtype), right.to(out.dtype), beta=beta, alpha=alpha)

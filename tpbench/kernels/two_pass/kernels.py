@@ -211,10 +211,7 @@ def top_gradient(state, columns, top, terms, SPEC: tl.constexpr):
 
 @triton.jit
 def inverse_count_kernel(labels, row_weight, inverse_count, n_rows, vocab_size, ignore_index, BLOCK: tl.constexpr):
-    """Store 1 / the number of rows that count or, with row_weight, 1 / the sum of their weights. 0: the sum is 0.
-
-    One program sums, so that the result is reproducible.
-    """
+    """Store 1 / the number of rows that count or the sum of their weights, or 0, from one program: reproducible."""
     total = tl.zeros([BLOCK], dtype=tl.float32)
     for start in range(0, n_rows, BLOCK):
         row = start + tl.arange(0, BLOCK)

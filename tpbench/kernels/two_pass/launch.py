@@ -146,10 +146,7 @@ def is_wide(columns: int, block: int, *strides: tuple[int, ...]) -> bool:
 
 
 def inverse_row_count(labels: Tensor, row_weight: Tensor | None, loss: RowLoss) -> Tensor:
-    """Return 1 / the number of rows whose labels count, or 1 / the sum of their weights, (1,) fp32 on the device.
-
-    Labels and weights are equal on all ranks, so nothing is exchanged.
-    """
+    """Return 1 / the number of rows whose labels count, or 1 / the sum of their weights, (1,) fp32 on the device."""
     inverse = torch.empty(1, dtype=torch.float32, device=labels.device)
     count = cached_launch(inverse_count_kernel, BLOCK=_REDUCE_BLOCK, num_warps=8)
     with launching(labels.device):
@@ -158,10 +155,7 @@ def inverse_row_count(labels: Tensor, row_weight: Tensor | None, loss: RowLoss) 
 
 
 def reduced(rows: Rows, inverse_count: Tensor | None) -> Tensor:
-    """Return the loss: the losses of rows, or their sum times the factors in `rows.total`, if a total is wanted.
-
-    The sum has a fixed order. inverse_count: a factor in memory, or None.
-    """
+    """Sum the rows' losses in a fixed order if a total is wanted, and return the loss. inverse_count: a factor."""
     row_loss: Tensor = rows.outputs.loss
     if rows.total is not None and not len(row_loss):
         rows.total.zero_()
@@ -173,10 +167,7 @@ def reduced(rows: Rows, inverse_count: Tensor | None) -> Tensor:
 
 
 def scale_rows(grad: Tensor, factor: Tensor, divisor: float = 1.0) -> None:
-    """Multiply (rows, columns) by factor / divisor in place. Rows that this leaves as they are, are not written.
-
-    factor: () or (rows,).
-    """
+    """Multiply (rows, columns) by factor / divisor, () or (rows,), in place. Rows with the factor 1 aren't written."""
     factor = (factor if divisor == 1.0 else factor / divisor).contiguous()
     if grad.numel():
         scale, programs, integers = _scaling(*grad.shape, *grad.stride(), factor.dim())

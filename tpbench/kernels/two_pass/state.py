@@ -42,9 +42,9 @@ class TwoPassSpec(NamedTuple):
     """A power of two, at least TOP_K."""
     TOP_LOSS: str = ""
     BUCKET: bool = False
+    """The columns outside of the top k are one more column."""
     TEMPERATURES: bool = False
     """Rows have their own temperatures: `Scales` of a program has (ROWS,) factors (see `scales_of_rows`)."""
-    """The columns outside of the top k are one more column."""
 
 
 _INTERPRETED = tl.constexpr(INTERPRETED)
@@ -103,10 +103,7 @@ def label_counts(label, vocab_size, ignore_index):
 
 @triton.jit
 def rows_of_program(target, row_weight, n_rows, vocab_size, ignore_index, SPEC: tl.constexpr):
-    """The rows of this program, (ROWS,): indices, which of them exist, which of them count, and their labels.
-
-    Indices are int64, because offsets exceed 2^31.
-    """
+    """The rows of this program, (ROWS,): int64 indices, which of them exist, which of them count, and their labels."""
     row = tl.program_id(0).to(tl.int64) * SPEC.ROWS + tl.arange(0, SPEC.ROWS)
     exists = row < n_rows
     counts = exists
@@ -144,10 +141,7 @@ def no_columns(row, SPEC: tl.constexpr):
 
 @triton.jit
 def tile_state(x, t, mask, columns, SPEC: tl.constexpr):
-    """The state of a tile, (ROWS, BLOCK) to (ROWS,), without x_label. With labels `t` is not used.
-
-    columns: number of columns in the mask.
-    """
+    """The state of a tile, (ROWS, BLOCK) to (ROWS,), without x_label. columns: number of columns in the mask."""
     m = tl.max(x, axis=1)
     x = x - reference(m)[:, None]
     exp_x = tl.exp(x)
@@ -250,10 +244,7 @@ def scaled(tile, scale, SPEC: tl.constexpr):
 
 @triton.jit
 def shard_state(logits, target, row, counts, label, strides, shard, scales, SPEC: tl.constexpr):
-    """The state of the columns of each row that this rank holds. Rows that do not count are not read.
-
-    The types of strides, shard and scales are in `kernels`.
-    """
+    """The state of the columns of each row that this rank holds. Rows that do not count are not read."""
     state = no_columns(row, SPEC)
     for start in range(0, shard.n_valid, SPEC.BLOCK):
         column = block_columns(start, SPEC.WIDE, SPEC.BLOCK)
