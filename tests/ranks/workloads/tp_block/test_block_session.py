@@ -10,11 +10,14 @@ import pytest
 import torch
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
-from tests.support.tp_block import FixedStopwatch, block_context, context, problem
+from tests.support.tp_block import FixedStopwatch, block_context, context, problem, run_once
+from tpbench.comm.parallel_linears import LocalSchedule
+from tpbench.measure import cuda_graph
 from tpbench.measure.rates import SHARD_BYTES, SIDE
 from tpbench.measure.timers import do_nothing
 from tpbench.workloads.tp_block import WORKLOAD, bench
-from tpbench.workloads.tp_block.execution.prepared import NoCommunicationSchedule, prepare
+from tpbench.workloads.tp_block.execution.prepared import BlockContext, NoCommunicationSchedule, graphed, prepare
+from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.problem import TOLERANCE
 
 needs_ranks = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
@@ -125,3 +128,16 @@ def test_every_figure_has_the_right_value() -> None:
     }
     for found in run_on_ranks(2, figures):
         assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-12)
+
+
+def test_both_passes_as_graphs_leave_the_gradients_of_an_eager_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A capture without a GPU computes once, and a replay keeps its tensors."""
+    monkeypatch.setattr(cuda_graph, "warm_up", lambda work: work())
+    monkeypatch.setattr(cuda_graph, "capture", lambda work, pool: cuda_graph.CapturedWork(work(), do_nothing))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    cell, stopwatch = problem(), FixedStopwatch()
+    eager = prepare(BlockContext(BlockInputs(cell, context()), stopwatch), LocalSchedule())  # type: ignore[arg-type]
+    expected, graphs = run_once(cell, eager).named(), graphed(eager)
+    for _ in range(2):
+        found = run_once(cell, graphs).named()
+        assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
