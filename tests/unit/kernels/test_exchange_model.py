@@ -25,7 +25,6 @@ from triton import next_power_of_2
 from tpbench.kernels.one_pass import exchange
 
 word_at: Callable[[int, int, int, int, int], int] = exchange.word_at.fn
-pitch_of: Callable[[int, int], int] = exchange.pitch_of.fn
 fills: Callable[[int, int, int], bool] = exchange.fills.fn
 
 
@@ -154,7 +153,7 @@ def program(
     epoch = mine.epoch + 1
     queues = next_power_of_2(world) * launch.slots
     capacity = HALF // launch.width // queues
-    pitch = pitch_of(capacity, queues)
+    pitch = capacity * queues
 
     def place(row: int, kind: int, rank: int, slot: int) -> int:
         return word_at(epoch, HALF, row, rank * launch.slots + slot, queues) + kind * pitch

@@ -19,6 +19,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from tpbench.kernels.one_pass.layouts import (
+    numbers_in_state,
     queues,
     row_layout,
     state_layout,
@@ -41,7 +42,7 @@ class WordQueues(NamedTuple):
     half: Any
     """Words of one half of a buffer."""
     pitch: Any
-    """int64: words between two numbers of one row."""
+    """int64: words between two numbers of one row. Each number of the state has a section for all rows."""
     words: Any
     """int64 pointer: this rank's buffer."""
     failed: Any
@@ -62,18 +63,12 @@ class WordQueues(NamedTuple):
     """int32 (ROWS,)"""
 
 
-# The next three functions are arithmetic on integers. Tests also call them on plain numbers, in a model of ranks that
+# The next two functions are arithmetic on integers. Tests also call them on plain numbers, in a model of ranks that
 # overtake each other.
 @gluon.jit
 def word_at(epoch, half, row, queue, QUEUES: gl.constexpr):
     """The position of a row's first word of a queue in a rank's buffer."""
     return (epoch & 1) * half + row * QUEUES + queue
-
-
-@gluon.jit
-def pitch_of(capacity, QUEUES: gl.constexpr):
-    """The distance between the words of a row: each number of the state has a section for all rows."""
-    return capacity * QUEUES
 
 
 @gluon.jit
@@ -100,7 +95,7 @@ def open_exchange(mailbox, epoch, capacity, half, rank, part, n_parts, SPEC: gl.
     mine = ((peer < SPEC.WORLD) & fills(part, slot, n_parts))[None, :]
     empty = (slot != part)[None, :]
     own_queue = (rank * SPEC.SLOTS + slot)[None, :]
-    pitch = pitch_of(capacity.to(gl.int64), queues(SPEC))
+    pitch = capacity.to(gl.int64) * queues(SPEC)
     return WordQueues(epoch, half, pitch, mailbox.words, mailbox.failed, buffers, own_queue, mine, empty, queue, peer,
                     row_in_tile)  # fmt: skip
 
@@ -109,15 +104,6 @@ def open_exchange(mailbox, epoch, capacity, half, rank, part, n_parts, SPEC: gl.
 def wait_limits(limit_ns, SPEC: gl.constexpr):
     """int64 (ROWS, RANKS * SLOTS): nanoseconds that the wait for a word may take. 0 after a limit has passed."""
     return gl.zeros(words_shape(SPEC), gl.int64, words_layout(SPEC)) + limit_ns
-
-
-@gluon.jit
-def _send_number(value, nothing, NUMBER: gl.constexpr, exchange, own_word, sent, SPEC: gl.constexpr):
-    """Send one number of the states, (ROWS,), to all ranks. Slots without a part receive `nothing`."""
-    number = gl.where(exchange.empty, nothing, value[:, None])
-    bits = number.to(gl.int32, bitcast=True).to(gl.int64) & 0xFFFFFFFF
-    word = (exchange.epoch.to(gl.int64) << 32) | bits
-    send_word(exchange.buffers + (own_word + NUMBER * exchange.pitch) * 8, word, sent, SPEC)
 
 
 @gluon.jit
@@ -138,18 +124,22 @@ def send_state(state, first_row, n_rows, exchange, SPEC: gl.constexpr):
 
 @gluon.jit
 def send_numbers(numbers, FIRST: gl.constexpr, exists, first_word, exchange, SPEC: gl.constexpr):
-    """Send the numbers of rows from FIRST on, (ROWS,) each. exists, first_word: as `send_state` returns them."""
+    """Send the numbers of rows from FIRST on, (ROWS,) each. exists, first_word: `words_of_rows`.
+
+    Slots without a part receive the numbers of an empty state.
+    """
     sent = gl.where(exchange.mine & exists, 1, 0)
     own_word = first_word + exchange.own_queue
     for number in gl.static_range(len(numbers)):
-        _send_number(
-            numbers[number], empty_number(FIRST + number, SPEC), FIRST + number, exchange, own_word, sent, SPEC
-        )
+        value = gl.where(exchange.empty, empty_number(FIRST + number, SPEC), numbers[number][:, None])
+        bits = value.to(gl.int32, bitcast=True).to(gl.int64) & 0xFFFFFFFF
+        word = (exchange.epoch.to(gl.int64) << 32) | bits
+        send_word(exchange.buffers + (own_word + (FIRST + number) * exchange.pitch) * 8, word, sent, SPEC)
 
 
 @gluon.jit
-def first_look(exists, first_word, FIRST: gl.constexpr, COUNT: gl.constexpr, exchange, SPEC: gl.constexpr):
-    """Load the words of COUNT numbers from FIRST on, as they are now.
+def first_look(exists, first_word, exchange, SPEC: gl.constexpr, FIRST: gl.constexpr = 0):
+    """Load the words of the states as they are now, or those of the two numbers from FIRST on.
 
     Returns which words to wait for, where the first word of each queue stands, and the words of each queue, one for
     each number. All have the shape (ROWS, RANKS * SLOTS).
@@ -158,6 +148,7 @@ def first_look(exists, first_word, FIRST: gl.constexpr, COUNT: gl.constexpr, exc
     inbox = exchange.words + first_word + exchange.queue[None, :]
     if FIRST > 0:
         inbox += FIRST * exchange.pitch
+    COUNT: gl.constexpr = 2 if FIRST > 0 else numbers_in_state(SPEC)
     words = ()
     for number in gl.static_range(COUNT):
         words = words + (gl.load(inbox + number * exchange.pitch, mask=needed, other=0, volatile=True),)

@@ -44,7 +44,6 @@ from tpbench.kernels.one_pass.exchange import (
     send_state,
     wait_limits,
 )
-from tpbench.kernels.one_pass.layouts import numbers_in_state
 from tpbench.kernels.one_pass.ptx import await_copies, exp2, opaque_true
 from tpbench.kernels.one_pass.rows import (
     complete_rows,
@@ -186,7 +185,7 @@ def one_pass_kernel(
         held = reduce_tiles(no_columns(SPEC), walk, next_at, 0, FIRST_LOOK, HELD + 1 - FIRST_LOOK, scales, SPEC)
         if EXCHANGE:
             # The last of those tiles hides the latency of a first look.
-            looked = first_look(rows_exist, first_word, 0, numbers_in_state(SPEC), exchange, SPEC)
+            looked = first_look(rows_exist, first_word, exchange, SPEC)
         held = reduce_tiles(held, walk, next_at, FIRST_LOOK, AHEAD, HELD + 1 - AHEAD, scales, SPEC)
         if EXCHANGE:
             state, limits, came = receive_state(looked, limits, exchange, SPEC)
@@ -395,7 +394,7 @@ def shared_rows_kernel(
             state, (walk.walker + (step + 1) * walk.walkers) * ROWS, n_rows, exchange, SPEC
         )
 
-        looked = first_look(rows_exist, first_word, 0, numbers_in_state(SPEC), exchange, SPEC)
+        looked = first_look(rows_exist, first_word, exchange, SPEC)
         state, limits, came = receive_state(looked, limits, exchange, SPEC)
         if SPEC.YIELDS:
             exists = leave_late(walk, row, came, n_parts, exchange, SPEC)

@@ -25,7 +25,6 @@ from tpbench.kernels.one_pass.exchange import (
     words_of_rows,
 )
 from tpbench.kernels.one_pass.kernels import ANY_VALUE
-from tpbench.kernels.one_pass.layouts import numbers_in_state
 from tpbench.kernels.one_pass.ptx import arrive, await_copies, barrier
 from tpbench.kernels.one_pass.rows import (
     complete_rows,
@@ -80,7 +79,7 @@ def late_rows_kernel(
                         copy_tile(walk, 0, row, counts, tile_of_row, tile_of_row, SPEC)
                 values = load_values(inputs, walk, row, SPEC)
                 words_exist, first_word = words_of_rows(first, n_rows, exchange, SPEC)
-                looked = first_look(words_exist, first_word, 0, numbers_in_state(SPEC), exchange, SPEC)
+                looked = first_look(words_exist, first_word, exchange, SPEC)
                 state, limits, _came = receive_state(looked, limits, exchange, SPEC)
                 teacher = own_label
                 if SPEC.TOP_K:

@@ -105,7 +105,7 @@ def _row_state(walk, step, LATER: gl.constexpr, n_rows, exchange, scales, SPEC: 
 @gluon.jit
 def _row_divergences(walk, step, exists, first_word, limits, exchange, scales, SPEC: gl.constexpr):
     """Receive the state of the rows of a step, and send their divergences. Returns the state and later limits."""
-    looked = first_look(exists, first_word, 0, numbers_in_state(SPEC), exchange, SPEC)
+    looked = first_look(exists, first_word, exchange, SPEC)
     state, limits, _came = receive_state(looked, limits, exchange, SPEC)
     divergences = _divergences(walk, step, state, scales, SPEC)
     send_numbers(divergences, numbers_in_state(SPEC), exists, first_word, exchange, SPEC)
@@ -149,7 +149,7 @@ def mixture_kernel(
             walk, step + 1, next_exist, next_word, limits, exchange, scales, SPEC
         )  # fmt: skip
 
-        needed, inbox, words = first_look(rows_exist, first_word, FIRST, 2, exchange, SPEC)
+        needed, inbox, words = first_look(rows_exist, first_word, exchange, SPEC, FIRST)
         parts, limits, _came = receive_numbers(words, inbox, needed, limits, FIRST, exchange, SPEC)
         divergences = (gl.sum(parts[0], axis=1) * LN_2, gl.sum(parts[1], axis=1) * LN_2)
         counts = rows_that_count(walk, row, label, SPEC)
