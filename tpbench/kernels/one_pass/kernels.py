@@ -118,8 +118,8 @@ def one_pass_kernel(
     HELD: gl.constexpr = TILES - 1  # tiles that stay in shared memory, with a place for this row and one for the next
     LAST: gl.constexpr = TILES - 1  # the tile that passes on to registers
     FIRST_LOOK: gl.constexpr = AHEAD - 1 if AHEAD > 0 else 0
-    walk = open_walk(logits, target, grad, strides, n_rows, n_columns, n_parts, part_columns, n_valid, vocab_start,
-                     vocab_size, ignore_index, 2, 1, SPEC)  # fmt: skip
+    walk = open_walk(logits, target, grad, mailbox, n_rows, n_columns, n_parts, part_columns, n_valid,
+                     vocab_start, vocab_size, ignore_index, strides, scales, 2, 1, SPEC)  # fmt: skip
     epoch = 0
     if EXCHANGE:
         epoch = gl.load(mailbox.control) + 1
@@ -150,7 +150,7 @@ def one_pass_kernel(
         limits = wait_limits(limit_ns, SPEC)
 
     # The state of the next row's tiles that have arrived.
-    held = reduce_tiles(no_columns(SPEC), walk, 0, 0, HELD, HELD + 1, scales, SPEC)
+    held = reduce_tiles(no_columns(SPEC), walk, 0, 0, HELD, HELD + 1, SPEC)
 
     for step in range(walk.steps):
         row = rows_of_step(walk, step, SPEC)  # (ROWS,)
@@ -159,7 +159,7 @@ def one_pass_kernel(
         counts, own_label = load_own_label(walk, row, this_label, SPEC)
         teacher = own_label  # without a top k nothing reads it
         if SPEC.TOP_K:
-            own_label = load_own_top(walk, row, counts, this_top, scales, SPEC)
+            own_label = load_own_top(walk, row, counts, this_top, SPEC)
             this_top = load_top(walk, rows_after(walk, row, 1, SPEC), SPEC)
         values = load_values(inputs, walk, row, SPEC)
         last_label = load_labels(inputs, walk, row, 3, SPEC)
@@ -173,7 +173,7 @@ def one_pass_kernel(
         held = merge_two(held, last_tile.state, exp2, SPEC)
         state = state_of_rows(held, own_label.logit, walk.part.valid, SPEC)  # (ROWS, LANES) to (ROWS,)
         if SPEC.TOP_K:
-            state, own_label, teacher = with_top(state, own_label, scales, SPEC)
+            state, own_label, teacher = with_top(walk, state, own_label, SPEC)
         if EXCHANGE:
             rows_exist, first_word = send_state(
                 state, (walk.walker + step * walk.walkers) * ROWS, n_rows, exchange, SPEC
@@ -182,22 +182,20 @@ def one_pass_kernel(
         # Reduce the next row's first AHEAD tiles while the words travel. The others are reduced between gradients of
         # tiles. So stores and copies occupy the memory all the time, and a copy has a whole step to arrive.
         next_at = (step + 1) % 2
-        held = reduce_tiles(no_columns(SPEC), walk, next_at, 0, FIRST_LOOK, HELD + 1 - FIRST_LOOK, scales, SPEC)
+        held = reduce_tiles(no_columns(SPEC), walk, next_at, 0, FIRST_LOOK, HELD + 1 - FIRST_LOOK, SPEC)
         if EXCHANGE:
             # The last of those tiles hides the latency of a first look.
             looked = first_look(rows_exist, first_word, exchange, SPEC)
-        held = reduce_tiles(held, walk, next_at, FIRST_LOOK, AHEAD, HELD + 1 - AHEAD, scales, SPEC)
+        held = reduce_tiles(held, walk, next_at, FIRST_LOOK, AHEAD, HELD + 1 - AHEAD, SPEC)
         if EXCHANGE:
             state, limits, came = receive_state(looked, limits, exchange, SPEC)
             if SPEC.YIELDS:
                 exists = leave_late(walk, row, came, n_parts, exchange, SPEC)
 
-        terms = complete_rows(
-            walk, step, row, counts, exists, state, teacher, inputs, values, outputs, mailbox, scale, scales, SPEC
-        )
+        terms = complete_rows(walk, step, row, counts, exists, state, teacher, inputs, values, outputs, scale, SPEC)
         if SPEC.GRAD:
             factors = gradient_factors(state, terms, counts, SPEC)
-            store_from_registers(walk, last_tile, scales, factors, row, exists, LAST, SPEC)
+            store_from_registers(walk, last_tile, factors, row, exists, LAST, SPEC)
         at_place = step % 2
         copied_row = rows_after(walk, next_row, 1, SPEC)
         copied = rows_that_count(walk, copied_row, later_label, SPEC)
@@ -206,20 +204,20 @@ def one_pass_kernel(
                 raw = load_tile(walk, at_place, tile_of_row, tile_of_row, SPEC)
             copy_tile(walk, at_place, copied_row, copied, tile_of_row, tile_of_row, SPEC)
             if SPEC.GRAD:
-                store_from_logits(walk, raw, scales, factors, row, exists, tile_of_row, SPEC)
+                store_from_logits(walk, raw, factors, row, exists, tile_of_row, SPEC)
             if tile_of_row >= AHEAD:
-                held = reduce_tiles(held, walk, next_at, tile_of_row, tile_of_row + 1, HELD + 1, scales, SPEC)
+                held = reduce_tiles(held, walk, next_at, tile_of_row, tile_of_row + 1, HELD + 1, SPEC)
 
         if SPEC.GRAD:
             if SPEC.TOP_K:
-                store_at_top(walk, own_label, state, terms, row, exists, scales, SPEC)
+                store_at_top(walk, own_label, state, terms, row, exists, SPEC)
             else:
-                store_at_label(walk, own_label, factors, row, exists, scales, SPEC)
+                store_at_label(walk, own_label, factors, row, exists, SPEC)
         this_label = next_label
         next_label = later_label
         later_label = last_label
 
-    finish(outputs.loss, loss, mailbox, n_rows, epoch, scales, inverse, SPEC)
+    finish(walk, outputs.loss, loss, epoch, inverse, SPEC)
 
 
 @gluon.jit(do_not_specialize=ANY_VALUE)
@@ -245,8 +243,8 @@ def whole_row_kernel(
     LAST: gl.constexpr = TILES - 1
     # Tiles of the next row whose copies have started when the last tile's starts.
     COPIED: gl.constexpr = _end_of_read(HELD - LAG - 1, HELD)
-    walk = open_walk(logits, target, grad, strides, n_rows, n_columns, n_parts, part_columns, n_valid, vocab_start,
-                     vocab_size, ignore_index, 1, 1, SPEC)  # fmt: skip
+    walk = open_walk(logits, target, grad, mailbox, n_rows, n_columns, n_parts, part_columns, n_valid,
+                     vocab_start, vocab_size, ignore_index, strides, scales, 1, 1, SPEC)  # fmt: skip
 
     # Copies of the first tiles start before anything else.
     row = rows_of_step(walk, 0, SPEC)  # (ROWS,)
@@ -274,7 +272,7 @@ def whole_row_kernel(
     held = first_tile.state
     for tile_of_row in gl.static_range(HELD - LAG):
         if opaque_true():
-            held = reduce_tiles(held, walk, 0, tile_of_row, tile_of_row + 1, HELD - tile_of_row, scales, SPEC)
+            held = reduce_tiles(held, walk, 0, tile_of_row, tile_of_row + 1, HELD - tile_of_row, SPEC)
 
     for step in range(walk.steps):
         row = rows_of_step(walk, step, SPEC)  # (ROWS,)
@@ -289,13 +287,11 @@ def whole_row_kernel(
         next_counts = rows_that_count(walk, next_row, next_label, SPEC)
         copy_tile(walk, 0, next_row, next_counts, FIRST, HELD, SPEC)
         last_tile = tile_state(x, t, walk.part.valid, LAST, scales, SPEC)
-        held = reduce_tiles(held, walk, 0, HELD - LAG, HELD, 1, scales, SPEC)
+        held = reduce_tiles(held, walk, 0, HELD - LAG, HELD, 1, SPEC)
         held = merge_two(held, last_tile.state, exp2, SPEC)
         state = state_of_rows(held, own_label.logit, walk.part.valid, SPEC)  # (ROWS, LANES) to (ROWS,)
 
-        terms = complete_rows(
-            walk, step, row, counts, exists, state, own_label, inputs, values, outputs, mailbox, scale, scales, SPEC
-        )
+        terms = complete_rows(walk, step, row, counts, exists, state, own_label, inputs, values, outputs, scale, SPEC)
         if SPEC.GRAD:
             factors = gradient_factors(state, terms, counts, SPEC)
         held = no_columns(SPEC)
@@ -316,23 +312,23 @@ def whole_row_kernel(
             if SPEC.GRAD:
                 if tile_of_row == 0:
                     if opaque_true():
-                        store_from_registers(walk, last_tile, scales, factors, row, exists, LAST, SPEC)
-                    store_from_registers(walk, first_tile, scales, factors, row, exists, FIRST, SPEC)
+                        store_from_registers(walk, last_tile, factors, row, exists, LAST, SPEC)
+                    store_from_registers(walk, first_tile, factors, row, exists, FIRST, SPEC)
                 if opaque_true():
-                    store_from_logits(walk, raw[tile_of_row % READ], scales, factors, row, exists, tile_of_row, SPEC)
+                    store_from_logits(walk, raw[tile_of_row % READ], factors, row, exists, tile_of_row, SPEC)
             if tile_of_row >= LAG:
                 held = reduce_tiles(
                     held, walk, 0, tile_of_row - LAG, tile_of_row - LAG + 1,
-                    _copies_after(tile_of_row - LAG, tile_of_row, HELD), scales, SPEC,
+                    _copies_after(tile_of_row - LAG, tile_of_row, HELD), SPEC,
                 )  # fmt: skip
 
         if SPEC.GRAD:
-            store_at_label(walk, own_label, factors, row, exists, scales, SPEC)
+            store_at_label(walk, own_label, factors, row, exists, SPEC)
         this_label = next_label
         next_label = later_label
         later_label = last_label
 
-    finish(outputs.loss, loss, mailbox, n_rows, 0, scales, inverse, SPEC)
+    finish(walk, outputs.loss, loss, 0, inverse, SPEC)
 
 
 @gluon.jit(do_not_specialize=ANY_VALUE)
@@ -352,8 +348,8 @@ def shared_rows_kernel(
     gl.static_assert(SPEC.SLOTS > 0 and not SPEC.TOP_K)
     TILES: gl.constexpr = SPEC.TILES
     ROWS: gl.constexpr = SPEC.ROWS
-    walk = open_walk(logits, target, grad, strides, n_rows, n_columns, n_parts, part_columns, n_valid, vocab_start,
-                     vocab_size, ignore_index, 2, 2, SPEC)  # fmt: skip
+    walk = open_walk(logits, target, grad, mailbox, n_rows, n_columns, n_parts, part_columns, n_valid,
+                     vocab_start, vocab_size, ignore_index, strides, scales, 2, 2, SPEC)  # fmt: skip
     epoch = gl.load(mailbox.control) + 1
 
     # Copies of the first two rows start before anything else.
@@ -375,7 +371,7 @@ def shared_rows_kernel(
     limits = wait_limits(limit_ns, SPEC)
 
     counts, own_label = load_own_label(walk, row, this_label, SPEC)
-    held = reduce_tiles(no_columns(SPEC), walk, 0, 0, TILES, TILES, scales, SPEC)
+    held = reduce_tiles(no_columns(SPEC), walk, 0, 0, TILES, TILES, SPEC)
     state = state_of_rows(held, own_label.logit, walk.part.valid, SPEC)  # (ROWS, LANES) to (ROWS,)
     rows_exist, first_word = send_state(state, walk.walker * ROWS, n_rows, exchange, SPEC)
 
@@ -388,7 +384,7 @@ def shared_rows_kernel(
         values = load_values(inputs, walk, row, SPEC)
         last_label = load_labels(inputs, walk, row, 3, SPEC)
 
-        held = reduce_tiles(no_columns(SPEC), walk, (step + 1) % 2, 0, TILES, 0, scales, SPEC)
+        held = reduce_tiles(no_columns(SPEC), walk, (step + 1) % 2, 0, TILES, 0, SPEC)
         state = state_of_rows(held, next_own.logit, walk.part.valid, SPEC)
         next_exist, next_word = send_state(
             state, (walk.walker + (step + 1) * walk.walkers) * ROWS, n_rows, exchange, SPEC
@@ -398,17 +394,15 @@ def shared_rows_kernel(
         state, limits, came = receive_state(looked, limits, exchange, SPEC)
         if SPEC.YIELDS:
             exists = leave_late(walk, row, came, n_parts, exchange, SPEC)
-        terms = complete_rows(
-            walk, step, row, counts, exists, state, own_label, inputs, values, outputs, mailbox, scale, scales, SPEC
-        )
+        terms = complete_rows(walk, step, row, counts, exists, state, own_label, inputs, values, outputs, scale, SPEC)
         if SPEC.GRAD:
             factors = gradient_factors(state, terms, counts, SPEC)
         at_place = step % 2
         copied_row = rows_after(walk, next_row, 1, SPEC)
         copied = rows_that_count(walk, copied_row, later_label, SPEC)
-        store_and_copy(walk, at_place, scales, factors, row, exists, copied_row, copied, SPEC)
+        store_and_copy(walk, at_place, factors, row, exists, copied_row, copied, SPEC)
         if SPEC.GRAD:
-            store_at_label(walk, own_label, factors, row, exists, scales, SPEC)
+            store_at_label(walk, own_label, factors, row, exists, SPEC)
         counts = next_counts
         own_label = next_own
         rows_exist = next_exist
@@ -416,4 +410,4 @@ def shared_rows_kernel(
         next_label = later_label
         later_label = last_label
 
-    finish(outputs.loss, loss, mailbox, n_rows, epoch, scales, inverse, SPEC)
+    finish(walk, outputs.loss, loss, epoch, inverse, SPEC)

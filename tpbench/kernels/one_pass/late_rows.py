@@ -60,8 +60,8 @@ def late_rows_kernel(
     gradient of a last tile comes from registers, as in `one_pass_kernel`, so that it has the same bits.
     """
     if gl.load(mailbox.control + 2) != 0:
-        walk = open_walk(logits, target, grad, strides, n_rows, n_columns, n_parts, part_columns, n_valid, vocab_start,
-                         vocab_size, ignore_index, 1, 1, SPEC)  # fmt: skip
+        walk = open_walk(logits, target, grad, mailbox, n_rows, n_columns, n_parts, part_columns,
+                         n_valid, vocab_start, vocab_size, ignore_index, strides, scales, 1, 1, SPEC)  # fmt: skip
         TILES: gl.constexpr = SPEC.TILES
         epoch = gl.load(mailbox.control)
         inverse = inverse_count(walk, inputs, loss, SPEC)
@@ -83,12 +83,11 @@ def late_rows_kernel(
                 state, limits, _came = receive_state(looked, limits, exchange, SPEC)
                 teacher = own_label
                 if SPEC.TOP_K:
-                    top = load_own_top(walk, row, counts, load_top(walk, row, SPEC), scales, SPEC)
-                    _own_state, own_label, teacher = with_top(state, top, scales, SPEC)
+                    top = load_own_top(walk, row, counts, load_top(walk, row, SPEC), SPEC)
+                    _own_state, own_label, teacher = with_top(walk, state, top, SPEC)
                 terms = complete_rows(
-                    walk, -1, row, counts, exists, state, teacher, inputs, values, outputs, mailbox, scale, scales,
-                    SPEC,
-                )  # fmt: skip
+                    walk, -1, row, counts, exists, state, teacher, inputs, values, outputs, scale, SPEC
+                )
                 if SPEC.GRAD:
                     factors = gradient_factors(state, terms, counts, SPEC)
                     for tile_of_row in gl.static_range(TILES):
@@ -96,15 +95,15 @@ def late_rows_kernel(
                         raw = load_tile(walk, 0, tile_of_row, tile_of_row, SPEC)
                         if IN_REGISTERS and tile_of_row == TILES - 1:
                             tile = tile_state(raw[0], raw[1], walk.part.valid, tile_of_row, scales, SPEC)
-                            store_from_registers(walk, tile, scales, factors, row, exists, tile_of_row, SPEC)
+                            store_from_registers(walk, tile, factors, row, exists, tile_of_row, SPEC)
                         else:
-                            store_from_logits(walk, raw, scales, factors, row, exists, tile_of_row, SPEC)
+                            store_from_logits(walk, raw, factors, row, exists, tile_of_row, SPEC)
                     if SPEC.TOP_K:
-                        store_at_top(walk, own_label, state, terms, row, exists, scales, SPEC)
+                        store_at_top(walk, own_label, state, terms, row, exists, SPEC)
                     else:
-                        store_at_label(walk, own_label, factors, row, exists, scales, SPEC)
+                        store_at_label(walk, own_label, factors, row, exists, SPEC)
         barrier()
         arrive(mailbox.control + 1)
-        finish(outputs.loss, loss, mailbox, n_rows, epoch, scales, inverse, SPEC)
+        finish(walk, outputs.loss, loss, epoch, inverse, SPEC)
         if gl.program_id(0) == gl.num_programs(0) - 1:
             gl.store(mailbox.control + 2, 0)

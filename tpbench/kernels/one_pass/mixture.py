@@ -66,7 +66,7 @@ def _plus(a_1, b_1, a_2, b_2):
 
 
 @gluon.jit
-def _divergences(walk, step, state, scales, SPEC: gl.constexpr):
+def _divergences(walk, step, state, SPEC: gl.constexpr):
     """Return the part's sums of KL(p || mixture) and KL(q || mixture) of the rows of a step, (ROWS,) in bits.
 
     state: of the whole vocabulary. The tiles must have arrived.
@@ -79,8 +79,8 @@ def _divergences(walk, step, state, scales, SPEC: gl.constexpr):
     TILES: gl.constexpr = SPEC.TILES
     for tile_of_row in gl.static_range(TILES):
         raw_x, raw_t = load_tile(walk, step % PLACES, tile_of_row, tile_of_row, SPEC)
-        x, _ = exponents(raw_x, scales.logits, reference_x, SPEC.SOFTCAP)
-        t, _ = exponents(raw_t, scales.target, reference_t, SPEC.TARGET_SOFTCAP)
+        x, _ = exponents(raw_x, walk.scales.logits, reference_x, SPEC.SOFTCAP)
+        t, _ = exponents(raw_t, walk.scales.target, reference_t, SPEC.TARGET_SOFTCAP)
         over_p, over_q, u, larger = over_mixture(x, t + shift, SPEC)
         large = exp2(larger)  # s times the larger one of p and q
         if (SPEC.SOFTCAP > 0 or SPEC.TARGET_SOFTCAP > 0) and not is_whole(tile_of_row, SPEC):
@@ -95,19 +95,19 @@ def _divergences(walk, step, state, scales, SPEC: gl.constexpr):
 
 
 @gluon.jit
-def _row_state(walk, step, LATER: gl.constexpr, n_rows, exchange, scales, SPEC: gl.constexpr):
+def _row_state(walk, step, LATER: gl.constexpr, exchange, SPEC: gl.constexpr):
     """Reduce and send the rows of a step. Returns which rows exist, and the positions of their words."""
-    held = reduce_tiles(no_columns(SPEC), walk, step % PLACES, 0, SPEC.TILES, LATER, scales, SPEC)
+    held = reduce_tiles(no_columns(SPEC), walk, step % PLACES, 0, SPEC.TILES, LATER, SPEC)
     state = state_of_rows(held, walk.row_in_tile, walk.part.valid, SPEC)
-    return send_state(state, (walk.walker + step * walk.walkers) * SPEC.ROWS, n_rows, exchange, SPEC)
+    return send_state(state, (walk.walker + step * walk.walkers) * SPEC.ROWS, walk.n_rows, exchange, SPEC)
 
 
 @gluon.jit
-def _row_divergences(walk, step, exists, first_word, limits, exchange, scales, SPEC: gl.constexpr):
+def _row_divergences(walk, step, exists, first_word, limits, exchange, SPEC: gl.constexpr):
     """Receive the state of the rows of a step, and send their divergences. Returns the state and later limits."""
     looked = first_look(exists, first_word, exchange, SPEC)
     state, limits, _came = receive_state(looked, limits, exchange, SPEC)
-    divergences = _divergences(walk, step, state, scales, SPEC)
+    divergences = _divergences(walk, step, state, SPEC)
     send_numbers(divergences, numbers_in_state(SPEC), exists, first_word, exchange, SPEC)
     return state, limits
 
@@ -121,8 +121,8 @@ def mixture_kernel(
     gl.static_assert(SPEC.SLOTS > 0 and SPEC.LOSS == "jsd")
     TILES: gl.constexpr = SPEC.TILES
     FIRST: gl.constexpr = numbers_in_state(SPEC)
-    walk = open_walk(logits, target, grad, strides, n_rows, n_columns, n_parts, part_columns, n_valid, vocab_start,
-                     vocab_size, ignore_index, PLACES, PLACES, SPEC)  # fmt: skip
+    walk = open_walk(logits, target, grad, mailbox, n_rows, n_columns, n_parts, part_columns, n_valid,
+                     vocab_start, vocab_size, ignore_index, strides, scales, PLACES, PLACES, SPEC)  # fmt: skip
     epoch = gl.load(mailbox.control) + 1
     for place in gl.static_range(PLACES):
         row = rows_of_step(walk, place, SPEC)  # (ROWS,)
@@ -134,9 +134,9 @@ def mixture_kernel(
     exchange = open_exchange(mailbox, epoch, capacity, half, rank, walk.part_number, n_parts, SPEC)
     limits = wait_limits(limit_ns, SPEC)
 
-    rows_exist, first_word = _row_state(walk, 0, 2 * TILES, n_rows, exchange, scales, SPEC)
-    next_exist, next_word = _row_state(walk, 1, TILES, n_rows, exchange, scales, SPEC)
-    state, limits = _row_divergences(walk, 0, rows_exist, first_word, limits, exchange, scales, SPEC)
+    rows_exist, first_word = _row_state(walk, 0, 2 * TILES, exchange, SPEC)
+    next_exist, next_word = _row_state(walk, 1, TILES, exchange, SPEC)
+    state, limits = _row_divergences(walk, 0, rows_exist, first_word, limits, exchange, SPEC)
     for step in range(walk.steps):
         row = rows_of_step(walk, step, SPEC)  # (ROWS,)
         exists = row < n_rows
@@ -144,28 +144,24 @@ def mixture_kernel(
         label = load_labels(inputs, walk, row, 0, SPEC)  # it says whether the row counts
         copied_label = load_labels(inputs, walk, copied_row, 0, SPEC)
         values = load_values(inputs, walk, row, SPEC)
-        later_exist, later_word = _row_state(walk, step + 2, 0, n_rows, exchange, scales, SPEC)
-        next_state, limits = _row_divergences(
-            walk, step + 1, next_exist, next_word, limits, exchange, scales, SPEC
-        )  # fmt: skip
+        later_exist, later_word = _row_state(walk, step + 2, 0, exchange, SPEC)
+        next_state, limits = _row_divergences(walk, step + 1, next_exist, next_word, limits, exchange, SPEC)
 
         needed, inbox, words = first_look(rows_exist, first_word, exchange, SPEC, FIRST)
         parts, limits, _came = receive_numbers(words, inbox, needed, limits, FIRST, exchange, SPEC)
         divergences = (gl.sum(parts[0], axis=1) * LN_2, gl.sum(parts[1], axis=1) * LN_2)
         counts = rows_that_count(walk, row, label, SPEC)
         values = values[:6] + divergences + values[8:]
-        terms = complete_rows(
-            walk, step, row, counts, exists, state, state, inputs, values, outputs, mailbox, scale, scales, SPEC
-        )
+        terms = complete_rows(walk, step, row, counts, exists, state, state, inputs, values, outputs, scale, SPEC)
         if SPEC.GRAD:
             factors = gradient_factors(state, terms, counts, SPEC)
         at_place = step % PLACES
         copied = rows_that_count(walk, copied_row, copied_label, SPEC)
-        store_and_copy(walk, at_place, scales, factors, row, exists, copied_row, copied, SPEC)
+        store_and_copy(walk, at_place, factors, row, exists, copied_row, copied, SPEC)
         state = next_state
         rows_exist = next_exist
         first_word = next_word
         next_exist = later_exist
         next_word = later_word
 
-    finish(outputs.loss, loss, mailbox, n_rows, epoch, scales, inverse, SPEC)
+    finish(walk, outputs.loss, loss, epoch, inverse, SPEC)

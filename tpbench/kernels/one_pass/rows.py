@@ -15,7 +15,10 @@ BATCH = gl.constexpr(4096)
 
 
 class Walk(NamedTuple):
-    """The rows and columns of one program, and the tensors that it reads and writes."""
+    """The rows and columns of one program, the tensors that it reads and writes, and `Scales`.
+
+    Triton 3.6 takes no None in a tuple that a kernel makes. So `RowInputs` and `RowOutputs` are arguments of their own.
+    """
 
     logits: Matrix
     target: Matrix
@@ -36,12 +39,14 @@ class Walk(NamedTuple):
     n_rows: Any
     vocab_size: Any
     ignore_index: Any
+    mailbox: Any
+    scales: Any
 
 
 @gluon.jit
 def open_walk(
-    logits, target, grad, strides, n_rows, n_columns, n_parts, part_columns, n_valid, vocab_start, vocab_size,
-    ignore_index, PLACES: gl.constexpr, LAST_PLACES: gl.constexpr, SPEC: gl.constexpr,
+    logits, target, grad, mailbox, n_rows, n_columns, n_parts, part_columns, n_valid, vocab_start, vocab_size,
+    ignore_index, strides, scales, PLACES: gl.constexpr, LAST_PLACES: gl.constexpr, SPEC: gl.constexpr,
 ):  # fmt: skip
     """Return the `Walk` of this program. PLACES, LAST_PLACES: see `tiles.allocate`."""
     part_number = gl.program_id(0) % n_parts
@@ -53,18 +58,10 @@ def open_walk(
         Matrix(logits, strides.logits_row, strides.logits_column),
         Matrix(target, strides.target_row, strides.target_column),
         Matrix(grad, strides.grad_row, strides.grad_column),
-        allocate(logits.dtype.element_ty, PLACES, LAST_PLACES, SPEC),
-        part,
-        part_number,
-        vocab_start + part.first * column_unit(SPEC),
-        walker,
-        walkers,
-        steps,
-        gl.arange(0, SPEC.ROWS, row_layout(SPEC)),
-        n_rows,
-        vocab_size,
-        ignore_index,
-    )
+        allocate(logits.dtype.element_ty, PLACES, LAST_PLACES, SPEC), part, part_number,
+        vocab_start + part.first * column_unit(SPEC), walker, walkers, steps,
+        gl.arange(0, SPEC.ROWS, row_layout(SPEC)), n_rows, vocab_size, ignore_index, mailbox, scales,
+    )  # fmt: skip
 
 
 @gluon.jit
@@ -184,20 +181,18 @@ def load_values(inputs, walk, row, SPEC: gl.constexpr):
 
 
 @gluon.jit
-def complete_rows(
-    walk, step, row, counts, exists, state, teacher, inputs, values, outputs, mailbox, scale, scales, SPEC: gl.constexpr
-):  # fmt: skip
+def complete_rows(walk, step, row, counts, exists, state, teacher, inputs, values, outputs, scale, SPEC: gl.constexpr):
     """Return the `RowTerms` of the rows of a step, (ROWS,) in `state_layout`. The first part's programs store results.
 
     state: of the whole vocabulary. After its last rows a program arrives: others need not wait for its last gradient.
     """
-    x_label = gl.fma(state.x_label, scales.logits, 0.0 - reference(state.m))
+    x_label = gl.fma(state.x_label, walk.scales.logits, 0.0 - reference(state.m))
     softmax = softmax_of_rows(state, x_label, LN_2, SPEC)
-    terms = row_terms(softmax, teacher, inputs, values, scale, scales, SPEC)
+    terms = row_terms(softmax, teacher, inputs, values, scale, walk.scales, SPEC)
     if walk.part_number == 0:
         layout: gl.constexpr = state_layout(SPEC)
         at = gl.convert_layout(row, layout)
-        is_correct = state.x_label * scales.logits >= state.m
+        is_correct = state.x_label * walk.scales.logits >= state.m
         written = at < walk.n_rows
         if SPEC.YIELDS:
             written = gl.convert_layout(exists, layout)
@@ -205,7 +200,7 @@ def complete_rows(
     if SPEC.REDUCE or SPEC.SLOTS > 0:
         if step == walk.steps - 1:
             barrier()
-            arrive(mailbox.control + 1)
+            arrive(walk.mailbox.control + 1)
     return terms
 
 
@@ -220,7 +215,7 @@ def _sum_of_losses(row_loss, n_rows, SPEC: gl.constexpr):
 
 
 @gluon.jit
-def finish(row_losses, loss, mailbox, n_rows, epoch, scales, inverse, SPEC: gl.constexpr):
+def finish(walk, row_losses, loss, epoch, inverse, SPEC: gl.constexpr):
     """End a program. The last one, which has the fewest rows, sums the row losses in one order and advances the epoch.
 
     It waits for programs that do not wait for it. Copies of rows past the last one are under way: they must end before
@@ -229,10 +224,10 @@ def finish(row_losses, loss, mailbox, n_rows, epoch, scales, inverse, SPEC: gl.c
     await_copies(0)
     if SPEC.REDUCE or SPEC.SLOTS > 0:
         if gl.program_id(0) == gl.num_programs(0) - 1:
-            await_arrivals(mailbox.control + 1, gl.num_programs(0))
+            await_arrivals(walk.mailbox.control + 1, gl.num_programs(0))
             barrier()
             if SPEC.REDUCE:
-                gl.store(loss, _sum_of_losses(row_losses, n_rows, SPEC) * (scales.total * inverse))
-            gl.store(mailbox.control + 1, 0)
+                gl.store(loss, _sum_of_losses(row_losses, walk.n_rows, SPEC) * (walk.scales.total * inverse))
+            gl.store(walk.mailbox.control + 1, 0)
             if SPEC.SLOTS > 0:
-                gl.store(mailbox.control, epoch)
+                gl.store(walk.mailbox.control, epoch)

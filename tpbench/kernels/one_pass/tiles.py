@@ -210,9 +210,7 @@ def load_tile(walk, at, tile_of_row: gl.constexpr, HELD: gl.constexpr, SPEC: gl.
 
 
 @gluon.jit
-def reduce_tiles(
-    state, walk, at, BEGIN: gl.constexpr, END: gl.constexpr, LATER: gl.constexpr, scales, SPEC: gl.constexpr
-):
+def reduce_tiles(state, walk, at, BEGIN: gl.constexpr, END: gl.constexpr, LATER: gl.constexpr, SPEC: gl.constexpr):
     """Merge tiles BEGIN to END, which stay in shared memory at place `at`, into a state by thread (ROWS, LANES).
 
     LATER: groups of copies that were started after the last of these tiles.
@@ -220,7 +218,7 @@ def reduce_tiles(
     for tile_of_row in gl.static_range(BEGIN, END):
         await_copies(END - 1 - tile_of_row + LATER)
         x, t = load_tile(walk, at, tile_of_row, tile_of_row, SPEC)
-        tile = tile_state(x, t, walk.part.valid, tile_of_row, scales, SPEC)
+        tile = tile_state(x, t, walk.part.valid, tile_of_row, walk.scales, SPEC)
         state = merge_two(state, tile.state, exp2, SPEC)
     return state
 
@@ -355,10 +353,10 @@ def _times_factor(exp_x, x, factor, options, SPEC: gl.constexpr):
 
 
 @gluon.jit
-def store_from_registers(walk, tile, scales, factors, row, exists, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
+def store_from_registers(walk, tile, factors, row, exists, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
     """Store the gradient of a tile in registers (`TileState`), whose exponentials are relative to each thread's m."""
     if keeps_raw(SPEC):
-        store_from_logits(walk, (tile.exp_x, tile.other), scales, factors, row, exists, tile_of_row, SPEC)
+        store_from_logits(walk, (tile.exp_x, tile.other), factors, row, exists, tile_of_row, SPEC)
     else:
         factor = exp2(tile.state.m - factors.reference) * factors.factor
         g = _times_factor(tile.exp_x, tile.exp_x, factor[:, None, :, None], factors.options, SPEC)
@@ -373,16 +371,16 @@ def store_from_registers(walk, tile, scales, factors, row, exists, tile_of_row: 
 
 
 @gluon.jit
-def store_from_logits(walk, raw, scales, factors, row, exists, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
+def store_from_logits(walk, raw, factors, row, exists, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
     """Store the gradient of a tile of raw logits and target logits, `raw`, (ROWS, REPEATS, LANES, VECTOR) each."""
-    x, slope = exponents(raw[0], scales.logits, factors.reference[:, None, :, None], SPEC.SOFTCAP)
+    x, slope = exponents(raw[0], walk.scales.logits, factors.reference[:, None, :, None], SPEC.SOFTCAP)
     g = exp2(x)
     factor = factors.factor[:, None, :, None]
     options = factors.options
     if has_labels(SPEC):
         g = _times_factor(g, x, factor, options, SPEC)
     else:
-        t, _ = exponents(raw[1], scales.target, factors.reference_t[:, None, :, None], SPEC.TARGET_SOFTCAP)
+        t, _ = exponents(raw[1], walk.scales.target, factors.reference_t[:, None, :, None], SPEC.TARGET_SOFTCAP)
         if SPEC.LOSS == "reverse_kl" or SPEC.LOSS == "jsd":
             # The mean joins as a term: subtracted from a large reference it would lose that reference's last bits.
             offset = 0.0 - factors.factor * factors.second
@@ -402,7 +400,7 @@ def store_from_logits(walk, raw, scales, factors, row, exists, tile_of_row: gl.c
 
 
 @gluon.jit
-def store_and_copy(walk, at, scales, factors, row, exists, copied_row, copied, SPEC: gl.constexpr):
+def store_and_copy(walk, at, factors, row, exists, copied_row, copied, SPEC: gl.constexpr):
     """Store the gradient of all tiles of rows at place `at`, and start to copy those of other rows to their places."""
     TILES: gl.constexpr = SPEC.TILES
     for tile_of_row in gl.static_range(TILES):
@@ -410,15 +408,15 @@ def store_and_copy(walk, at, scales, factors, row, exists, copied_row, copied, S
             raw = load_tile(walk, at, tile_of_row, tile_of_row, SPEC)
         copy_tile(walk, at, copied_row, copied, tile_of_row, tile_of_row, SPEC)
         if SPEC.GRAD:
-            store_from_logits(walk, raw, scales, factors, row, exists, tile_of_row, SPEC)
+            store_from_logits(walk, raw, factors, row, exists, tile_of_row, SPEC)
 
 
 @gluon.jit
-def store_at_label(walk, label, factors, row, exists, scales, SPEC: gl.constexpr):
+def store_at_label(walk, label, factors, row, exists, SPEC: gl.constexpr):
     """Store the gradient of the label's own element again, (ROWS,): cheaper than to compare every column with it."""
     if has_labels(SPEC):
         grad = walk.grad
-        x, slope = exponents(label.logit, scales.logits, factors.row_reference, SPEC.SOFTCAP)
+        x, slope = exponents(label.logit, walk.scales.logits, factors.row_reference, SPEC.SOFTCAP)
         at_label = _times_factor(exp2(x), x, factors.row_factor, factors.row_options, SPEC) - factors.row_target
         if SPEC.SOFTCAP > 0:
             at_label *= slope

@@ -46,7 +46,7 @@ def load_top(walk, row, SPEC: gl.constexpr):
 
 
 @gluon.jit
-def load_own_top(walk, row, counts, top, scales, SPEC: gl.constexpr):
+def load_own_top(walk, row, counts, top, SPEC: gl.constexpr):
     """Start to load the logits in the teacher's columns `top` of the rows that count. Log q is not normalised."""
     layout: gl.constexpr = top_layout(SPEC)
     index, log_q = top
@@ -59,19 +59,19 @@ def load_own_top(walk, row, counts, top, scales, SPEC: gl.constexpr):
     at = gl.convert_layout(row, by_row)[:, None] * (logits.row * column_unit(SPEC))
     at += (part.first * column_unit(SPEC) + local) * logits.column
     logit = gl.load(logits.pointer + at, mask=held, other=-INF).to(gl.float32)
-    scale = LOG2_E if SPEC.BUCKET else scales.target
+    scale = LOG2_E if SPEC.BUCKET else walk.scales.target
     return OwnTop(local, held, logit, gl.where(exists, log_q * scale, -INF))
 
 
 @gluon.jit
-def with_top(state, own, scales, SPEC: gl.constexpr):
+def with_top(walk, state, own, SPEC: gl.constexpr):
     """The state of rows with the numbers of the teacher's columns, `own` with a normalised log q, and a `Teacher`.
 
     The columns of a row lie in several threads. Two reductions make all numbers: one of maxima, and one of sums.
     """
     m_q, m_k = gl.reduce((own.log_q, own.logit), 1, maxima)
-    m_k = m_k * scales.logits
-    x = gl.fma(own.logit, scales.logits, 0.0 - reference(m_k)[:, None])
+    m_k = m_k * walk.scales.logits
+    x = gl.fma(own.logit, walk.scales.logits, 0.0 - reference(m_k)[:, None])
     log_q = own.log_q
     if not SPEC.BUCKET:
         log_q = log_q - reference(m_q)[:, None]
@@ -111,17 +111,17 @@ def _to_top(values, SPEC: gl.constexpr):
 
 
 @gluon.jit
-def store_at_top(walk, own, state, terms, row, exists, scales, SPEC: gl.constexpr):
+def store_at_top(walk, own, state, terms, row, exists, SPEC: gl.constexpr):
     """Store the gradient in the teacher's columns again. state: of the whole vocabulary. terms: `RowTerms`."""
     on_top = _to_top(terms.on_top, SPEC)
     on_target = _to_top(terms.on_target + state.s * 0.0, SPEC)
     if SPEC.TOP_LOSS == "reverse_kl":
-        log_p = gl.fma(own.logit, scales.logits, _to_top(0.0 - reference(state.m_k), SPEC))
+        log_p = gl.fma(own.logit, walk.scales.logits, _to_top(0.0 - reference(state.m_k), SPEC))
         log_p -= _to_top(gl.log2(state.s_k), SPEC)
         p = gl.where(own.logit == -INF, 0.0, exp2(log_p))
         g = weigh(p * on_top, (log_p - own.log_q) * LN_2 - on_target)
     else:
-        x = gl.fma(own.logit, scales.logits, _to_top(0.0 - reference(state.m), SPEC))
+        x = gl.fma(own.logit, walk.scales.logits, _to_top(0.0 - reference(state.m), SPEC))
         p = exp2(x) / _to_top(state.s, SPEC)
         g = p * on_top - exp2(own.log_q) * on_target
     grad = walk.grad
