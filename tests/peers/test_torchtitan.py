@@ -1,7 +1,4 @@
-"""The integration of torchtitan: its losses over whole logits, shards and DTensors, and ten steps of its chunked loss.
-
-Its trainer needs a GPU, so the steps are those of a small model with the released package's wrapper.
-"""
+"""The integration of torchtitan: its losses, and ten steps of its chunked loss, since its trainer needs a GPU."""
 
 from __future__ import annotations
 

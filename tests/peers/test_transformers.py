@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-pytest.importorskip("transformers", reason="transformers is not installed")
-pytest.importorskip("accelerate", reason="accelerate, which the Trainer needs, is not installed")
-
 from tests.peers.compared import VOCAB, assert_close, gradients, labels, normal, tiny_model, whole
 from tests.support.ranks import Rank, run_on_ranks
 from tpbench.integrations import patches
 from tpbench.integrations import transformers as integration
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+pytest.importorskip("accelerate", reason="accelerate, which the Trainer needs, is not installed")
 
 TOKENS = labels(2, 12, ignored=0.0)
 LABELS = labels(2, 12)
 
 
 def current_loss() -> Any:
-    from transformers.loss.loss_utils import LOSS_MAPPING
-
-    return LOSS_MAPPING["ForCausalLM"]
+    return importlib.import_module("transformers.loss.loss_utils").LOSS_MAPPING["ForCausalLM"]
 
 
 OPTIONS = [{}, {"num_items_in_batch": torch.tensor(37)}, {"num_items_in_batch": 37}, {"ignore_index": 3}]
@@ -54,11 +53,10 @@ def test_the_patch_is_taken_out_and_other_versions_are_refused(monkeypatch: pyte
 
 def sharded(rank: Rank, folder: str) -> tuple[Any, ...]:
     """Return loss and gradients of a model whose head stays sharded, and the columns of its logits."""
-    from transformers import AutoModelForCausalLM
     from transformers.distributed import DistributedConfig
 
     config = DistributedConfig(tp_size=rank.world_size, tp_plan={"lm_head": "colwise"})
-    model = AutoModelForCausalLM.from_pretrained(folder, distributed_config=config)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, distributed_config=config)
     with integration.patched(tp_group=rank.group):
         output = model(input_ids=TOKENS, labels=LABELS, num_items_in_batch=torch.tensor(30))
         output.loss.backward()
@@ -80,25 +78,22 @@ def test_a_head_that_two_ranks_share_stays_sharded(tmp_path: Path) -> None:
 
 def trained(folder: Path) -> list[float]:
     """Return the losses of ten steps of its Trainer, of two batches each."""
-    from transformers import Trainer, TrainingArguments
-
     words, kept = (
         [labels(12, ignored=0, seed=seed) for seed in range(4)],
         [torch.arange(12) > seed for seed in range(4)],
     )
     rows = [{"input_ids": words[row % 4], "labels": words[row % 4].where(kept[row % 4], -100)} for row in range(40)]
     options = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "logging_steps": 1, "max_steps": 10}
-    arguments = TrainingArguments(
+    arguments = transformers.TrainingArguments(
         str(folder), use_cpu=not torch.cuda.is_available(), report_to=[], learning_rate=1e-2, **options
     )
-    trainer = Trainer(tiny_model(), arguments, train_dataset=rows)
+    trainer = transformers.Trainer(tiny_model(), arguments, train_dataset=rows)
     trainer.train()
     return [each["loss"] for each in trainer.state.log_history if "loss" in each]
 
 
 def test_ten_steps_of_its_trainer_have_its_losses(tmp_path: Path) -> None:
     theirs = trained(tmp_path)
-    with integration.patched():
-        ours = trained(tmp_path)
     assert len(theirs) == 10 and theirs[-1] < theirs[0]
-    assert_close(ours, theirs)
+    with integration.patched():
+        assert_close(trained(tmp_path), theirs)

@@ -1,7 +1,4 @@
-"""The integration of verl: its log-probabilities and entropies, and ten steps of PPO with its forward and its loss.
-
-Its Triton kernels and its trainers need a GPU. Here ours stand beside its torch backend.
-"""
+"""The integration of verl beside its torch backend: its Triton kernels and its trainers need a GPU."""
 
 from __future__ import annotations
 
