@@ -179,13 +179,10 @@ def _parser() -> command_line.ReportParser:
     parser = command_line.ReportParser(
         "compare",
         tuple(command_line.TABLES),
-        description="Cell by cell: is AFTER worse than BEFORE? Exit code 1 if a cell got worse by more than the "
-        "threshold, does not work any more or is missing in AFTER, or if all cells together got worse; 2 if nothing "
-        f"could be compared; {BLIND} if nothing got worse, but a change of {changes.TO_SEE:.2g} thresholds could not "
-        "have been seen.",
-        epilog=f"{changes.FALSE_ALARMS}. Repeated rows of a cell refine this assumption: run both sweeps several "
-        "times, in turns, and name all of them. A machine that is slower during one side than during the other cannot "
-        "be told from slower code.",
+        description="Cell by cell: is AFTER worse than BEFORE? Exit code 1 if a cell, or all cells together, got worse "
+        "by more than the threshold, does not work any more or is missing; 2 if nothing could be compared; "
+        f"{BLIND} if nothing got worse, but a change of {changes.TO_SEE:.2g} thresholds could not have been seen.",
+        epilog=f"{changes.FALSE_ALARMS}. To see more, run both sweeps several times, in turns, and name all of them.",
     )
     add, side = parser.add_argument, "folder, file or glob of rows, or the id of a sweep; commas separate several"
     add("before", help=side)

@@ -31,8 +31,8 @@ def main(arguments: Sequence[str]) -> int:
         tuple(command_line.TABLES),
         description="A metric of every cell over time, by commit and by software stack. Exit code 1 if the newest "
         "level of a cell is worse than the one before or its newest row failed, 2 if no cell was measured twice.",
-        epilog="A level is the geometric mean of rows that follow each other with the same code, packages and machine; "
-        "if all rows of a cell have the same, the newest row is a level. The test is that of `tpbench compare`.",
+        epilog="A level is the geometric mean of rows that follow each other with the same code, packages and machine. "
+        "The test is that of `tpbench compare`.",
     )
     parser.add_filters()
     parser.add_test(0.02)

@@ -1,15 +1,10 @@
 """Records and grids: what splits a problem, which rows are of one cell, and which marks a row gets."""
 
-import datetime
-import math
-
 import pytest
 
 from tpbench.report.analysis.grid import arrange_rows
-from tpbench.report.analysis.records import caveat_mark, is_measurement, marks, remark_marks, sort_key, value_text
+from tpbench.report.analysis.records import caveat_mark, is_measurement, marks, remark_marks
 from tpbench.report.analysis.verdicts import mixing_note
-
-NOON = datetime.datetime(2026, 11, 20, 12, tzinfo=datetime.UTC)
 
 
 @pytest.mark.parametrize(
@@ -25,12 +20,6 @@ NOON = datetime.datetime(2026, 11, 20, 12, tzinfo=datetime.UTC)
 def test_rows_that_are_no_measurements(fields, mark, measurement):
     record = {"status": "ok", "interpreted": False, "warmed_up": True} | fields
     assert (caveat_mark(record), is_measurement(record)) == (mark, measurement)
-
-
-def test_values_are_sorted_words_first_then_numbers_then_nothing():
-    values = [None, "10", 9, "b", 2.5, "a", math.inf, True]
-    assert sorted(values, key=sort_key) == ["a", "b", math.inf, True, 2.5, 9, "10", None]
-    assert [value_text(value) for value in (None, math.nan, True, 1.5, 2)] == ["-", "-", "true", "1.5", "2"]
 
 
 def test_a_row_that_does_not_say_what_bounds_it_is_host_bound_by_its_clocks(add, frame):

@@ -168,12 +168,6 @@ def test_equal_problems_must_agree(add, frame):
     assert len(pivot(frame()).warnings) == 2
 
 
-TRAINED = {
-    "workload": "train_step", "model": "qwen3_8b", "num_layers": 36, "seq_length": 2048, "batch_size": 1, "loss": None,
-    "vocab": None, "block_cap": None, "tokens": 2048, "tp_size": 1, "dp_size": 2, "loss_value": 11.0,
-}  # fmt: skip
-
-
 def test_rows_that_say_nothing(add, frame):
     blank = dict.fromkeys(
         ("workload", "device", "gpu_name", "loss", "dtype", "vocab", "tp_size", "tokens", "job", "key")
