@@ -57,7 +57,7 @@ def ranks_of(folder: Path, cell: int = 0, phase: str = "first pass") -> list[psu
     """Wait until a cell's ranks are in that phase, and return their processes."""
 
     def workers() -> list[psutil.Process]:
-        logs = folder.glob(f"outputs/sweeps/*/{cell}/run*/*/attempt_0/0/stderr.log")
+        logs = folder.glob(f"outputs/sweeps/*/{cell}/node0*/*/attempt_0/0/stderr.log")
         if not any(phase in each.read_text() for each in logs):
             return []
         return [each for each in psutil.process_iter() if _is_rank(each, folder, cell)]
@@ -69,7 +69,7 @@ def _is_rank(process: psutil.Process, folder: Path, cell: int) -> bool:
     try:
         line, environ = process.cmdline(), process.environ()
         return "tpbench.worker.rank" in line and "RANK" in environ and MARKER in environ and (
-            f"/{cell}/run" in line[-1] and str(folder) in line[-1]
+            f"/{cell}/node" in line[-1] and str(folder) in line[-1]
         )  # fmt: skip
     except psutil.Error:
         return False
@@ -190,29 +190,46 @@ def test_steps_of_a_job_are_printed_where_the_sweep_was_started(tmp_path: Path) 
     assert code == 0 and re.search(r"job \d+: step 2/4: loss .*\njob \d+: step 4/4: loss", output), output
 
 
-def test_a_requeued_job_continues_its_list_of_cells(tmp_path: Path) -> None:
-    line = (*SLURM, *SINGLE, "variant=pytorch_gather,pytorch_tp_manual", "hydra.launcher.cells_per_job=all")
-    held = Held(tmp_path, task="/1/run0/task.json")
+def test_two_nodes_and_a_list_of_cells_that_a_requeued_job_continues(tmp_path: Path) -> None:
+    """On one node, cells of a problem take turns in one torchrun. A job of two nodes has a torchrun for each cell."""
+    line = (*SLURM, *TINY, "hydra.launcher.gpus_per_node=2", "dp_size=1,2")
+    line = (*line, "variant=pytorch_gather,pytorch_tp_manual", "reuse=true", "order=interleaved")
+    line = (*line, "hydra.launcher.cells_per_job=all")
+    planned = tpbench(*line, "dry_run=true", cwd=tmp_path).stdout
+    assert "cpu, 4 ranks on 2 nodes" in planned
+    held = Held(tmp_path, task="/3/node0/task.json")
     running = Running(*line, under(held), cwd=tmp_path)
-    ranks_of(tmp_path, cell=1, phase=HELD)
-    job_id = job_of(tmp_path, 1)
+    ranks_of(tmp_path, cell=3, phase=HELD)
+    job_id = job_of(tmp_path, 3)
     control("requeue", job_id)
     held.release()
     run_again_now(job_id, tmp_path)
     code, output = running.end()
     assert code == 0, output
-    assert [row["status"] for row in rows(tmp_path)] == ["ok", "ok"]
-    assert len(list(tmp_path.glob("outputs/sweeps/*/slurm/*_submitted.pkl"))) == 1  # one job
-    runs = [{each.name for each in tmp_path.glob(f"outputs/sweeps/*/{cell}/run*")} for cell in (0, 1)]
-    assert runs == [{"run0"}, {"run0", "run1"}]
-
-
-def test_cells_of_a_problem_take_turns_in_one_job(tmp_path: Path) -> None:
-    line = (*SLURM, *TINY, "variant=pytorch_gather,pytorch_tp_manual", "reuse=true", "order=interleaved")
-    done = tpbench(*line, "hydra.launcher.cells_per_job=all", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
     found = rows(tmp_path)
-    assert [(row["status"], row["interleaved_cells"], row["world_size"]) for row in found] == [("ok", 2, 2)] * 2
+    assert [(row["status"], row["nodes"], row["world_size"]) for row in found] == [("ok", 1, 2), ("ok", 2, 4)] * 2
+    assert len(list(tmp_path.glob("outputs/sweeps/*/slurm/*_submitted.pkl"))) == 2  # jobs, one for each layout
+    gather, _, manual, last = found
+    assert gather["interleaved"] == manual["interleaved"] and manual["interleaved_cells"] == 2
+    assert last["not_interleaved"] == "its job has several nodes"
+    assert "--nnodes=2 --nproc-per-node=2" in last["command"]
+    assert "NCCL_SOCKET_IFNAME" not in last["environment"]
+    assert '"GLOO_SOCKET_IFNAME": "lo"' in last["environment"]  # the interface of both nodes' address
+    nodes = [sorted(each.name for each in tmp_path.glob(f"outputs/sweeps/*/{cell}/node*")) for cell in (1, 3)]
+    assert nodes == [["node0", "node1"], ["node0", "node0.1", "node1", "node1.1"]]
+
+
+def test_on_two_nodes_a_killed_rank_is_named_by_its_own_node(tmp_path: Path) -> None:
+    """Rank 1 is the only one of the second node, where its local number is 0."""
+    running = Running(*SLURM, *ENDLESS, "dp_size=2", "hydra.launcher.gpus_per_node=1", cwd=tmp_path)
+    ranks = {each.environ()["RANK"]: each for each in ranks_of(tmp_path)}
+    until(lambda: len(ranks) == 2 or ranks.update({e.environ()["RANK"]: e for e in ranks_of(tmp_path)}), "two ranks")
+    ranks["1"].kill()
+    code, output = running.end()
+    (row,) = rows(tmp_path)
+    assert (row["status"], code) == ("error", 1), output
+    assert "rank 1 ended with signal 9 (SIGKILL)" in row["reason"]
+    assert row["nodes"] == 2
 
 
 def test_a_resumed_sweep_waits_for_jobs_of_a_killed_launcher_and_one_that_is_cancelled_costs_its_own_row(
@@ -258,7 +275,7 @@ def test_a_preempted_job_is_requeued_and_has_one_row(tmp_path: Path) -> None:
     assert code == 0, output
     (row,) = rows(tmp_path)
     assert row["status"] == "ok"
-    assert {each.name for each in tmp_path.glob("outputs/sweeps/*/0/run*")} == {"run0", "run1"}
+    assert {each.name for each in tmp_path.glob("outputs/sweeps/*/0/node*")} == {"node0", "node0.1"}
     (log,) = tmp_path.glob("outputs/sweeps/*/slurm/*_0_log.out")
 
     def ended(times: int) -> bool:
@@ -268,7 +285,7 @@ def test_a_preempted_job_is_requeued_and_has_one_row(tmp_path: Path) -> None:
     control("requeue", job_id)  # its row is on disk: it returns at once
     run_again_now(job_id, tmp_path)
     logged_until(tmp_path, lambda: ended(2), "the second end")
-    assert {each.name for each in tmp_path.glob("outputs/sweeps/*/0/run*")} == {"run0", "run1"}
+    assert {each.name for each in tmp_path.glob("outputs/sweeps/*/0/node*")} == {"node0", "node0.1"}
     assert len(rows(tmp_path)) == 1
 
 
@@ -320,7 +337,7 @@ def test_over_the_time_limit_a_job_is_run_again_as_often_as_was_asked_for(overdu
     done = logged_until(overdue_once, collected, "the second run")
     assert done.returncode == 0, done.stdout + done.stderr
     assert [row["status"] for row in rows(overdue_once)] == ["ok"]
-    assert {each.name for each in overdue_once.glob("outputs/sweeps/*/0/run*")} == {"run0", "run1"}
+    assert {each.name for each in overdue_once.glob("outputs/sweeps/*/0/node*")} == {"node0", "node0.1"}
 
 
 def test_over_the_time_limit_is_a_timeout_and_the_others_have_their_rows(overdue: Path) -> None:

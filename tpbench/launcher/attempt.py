@@ -49,7 +49,7 @@ class Attempt:
     cell: Cell
     task: Task
     folder: Path
-    """Logs of this attempt and the task file. On a cluster each run of a job has a folder within the cell's."""
+    """Logs of this attempt and the task file. On a cluster each node has a folder of its own within the cell's."""
     row: Mapping[str, Any] | None = None
     """The cell's row once the attempt has ended, with None for an empty column."""
     note: str | None = None

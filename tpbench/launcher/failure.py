@@ -38,8 +38,8 @@ def describe(code: int | None, timeout_s: float, folder: Path) -> tuple[str, str
         ranks = [f"rank {rank}: {'; '.join(told[rank])}" for rank in sorted(logs)]
         return "timeout", "\n".join([f"still running after timeout_s={timeout_s:g}{':' * bool(ranks)}", *ranks])
     failures = _failures(folder)
-    quiet = logs.keys() - {failure.rank for failure in failures}
-    if quiet and (code == 0 or (failures and all(failure.exit_code in LOST_PEERS for failure in failures))):
+    quiet = logs.keys() - {failure.local_rank for failure in failures}
+    if quiet and (code == 0 or is_consequence(folder)):
         rank = min(quiet)
         sentence = f"rank {rank} ended with exit code 0 before its result, as os._exit(0) does"
         return "error", _join(sentence, _last_words(logs[rank], 3))
@@ -47,10 +47,16 @@ def describe(code: int | None, timeout_s: float, folder: Path) -> tuple[str, str
         return "error", _join(f"torchrun ended with {_code(code)}", tail(folder / AGENT_LOG))
     # torchrun ends the other ranks with SIGTERM, and they may fail before it notices which rank was the first.
     first = min(failures, key=lambda failure: failure.exit_code in LOST_PEERS)
-    log = logs.get(first.rank, "")
+    log = logs.get(first.local_rank, "")
     lines = "\n".join(filter(None, (_last_words(log, TAIL_LINES), _innermost_calls(log))))
     out_of_memory = first.exit_code < 0 and _NATIVE_OOM.search(lines)
     return "oom" if out_of_memory else "error", _join(f"rank {first.rank} ended with {_code(first.exit_code)}", lines)
+
+
+def is_consequence(folder: Path) -> bool:
+    """Return True if all failed ranks of this node only lost their peers: then another node knows the reason."""
+    codes = [failure.exit_code for failure in _failures(folder)]
+    return bool(codes) and all(code in LOST_PEERS for code in codes)
 
 
 def _failures(folder: Path) -> list[RankFailure]:

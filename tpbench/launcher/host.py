@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tpbench.job import Job
@@ -13,7 +13,7 @@ from tpbench.launcher.display import Display
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.planning.plan import Cell, ThisHost
 from tpbench.launcher.runner import Runner
-from tpbench.launcher.torchrun import Torchrun, shared_needs
+from tpbench.launcher.torchrun import LOOPBACK, Rendezvous, Torchrun, shared_needs
 from tpbench.measure import machine
 from tpbench.measure.session import STEPS_FILE
 from tpbench.settings import JobError
@@ -22,9 +22,11 @@ from tpbench.settings import JobError
 class Host(Runner):
     """Runs cells in the given order, as soon as their GPUs are free."""
 
-    def __init__(self, options: SweepOptions) -> None:
+    def __init__(self, options: SweepOptions, rendezvous: Callable[[int], Rendezvous] = lambda cell: LOOPBACK) -> None:
+        """`rendezvous`: where this host meets the other nodes of a Slurm job, by the index of the cell."""
         if not options.wait:
             raise JobError("wait=false is for clusters: it needs hydra/launcher=torchrun_slurm")
+        self.rendezvous = rendezvous
         self.target = ThisHost(8 if options.gpu else machine.gpu_count(), gpu=options.gpu or "")
         self.facts = machine.facts()
         self.reuse, self.interleaved = options.reuse, options.order == "interleaved"
@@ -46,7 +48,7 @@ class Host(Runner):
                 stack.callback(lease.release)
                 begun = self._begin(waiting.pop(0), lease, display)
                 stays = self.reuse and not own_torchrun_reason(cell.job)
-                torchrun = Torchrun(begun, lease, stays)
+                torchrun = Torchrun(begun, lease, stays, self.rendezvous(cell.index))
                 stack.callback(torchrun.end)
                 while torchrun.running:
                     if removed := [attempt.folder for attempt in torchrun.running if not attempt.folder.exists()]:

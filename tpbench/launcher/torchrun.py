@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -17,7 +18,7 @@ from tpbench.job import Job
 from tpbench.launcher import interrupts
 from tpbench.launcher.attempt import Attempt
 from tpbench.launcher.devices import Lease
-from tpbench.launcher.failure import AGENT_LOG, describe
+from tpbench.launcher.failure import AGENT_LOG, describe, is_consequence
 from tpbench.measure.machine import available_cores, omp_threads
 from tpbench.worker.start import BACKEND, MARKER, STACK_SIGNAL, STORE_FILE, die_with_parent
 from tpbench.worker.task import LIST_FILE, PROGRESS_FILE, JsonLines
@@ -39,34 +40,56 @@ SIGNAL_S = 0.5
 """Time in which a signal reaches this process that has ended a torchrun: Slurm sends one to all processes of a job."""
 
 
-def command(job: Job, file: Path, log_dir: Path) -> list[str]:
+@dataclass(frozen=True)
+class Rendezvous:
+    """The address at which the nodes of a job meet."""
+
+    nodes: int
+    endpoint: str
+    """Address and port of the store, which lives on the first node. Empty for one node, whose store is a file."""
+    local_addr: str
+    """The address of this node, as the other nodes reach it."""
+    node: int = 0
+    """Number of this node. Node 0 runs the store."""
+
+
+LOOPBACK = Rendezvous(1, "", "127.0.0.1")
+"""Rendezvous of a job on one node."""
+
+
+def command(job: Job, file: Path, log_dir: Path, rendezvous: Rendezvous = LOOPBACK) -> list[str]:
     """Return the torchrun line of a job on this host. Each rank writes its output to its own files.
 
     `file`: the task, or the list of tasks of ranks that stay.
     """
+    # A public name that is the same on every node and differs for every other job.
+    cell = file.parent if rendezvous.nodes == 1 else file.parent.parent
     options = (
-        f"--nnodes=1 --nproc-per-node={job.world_size} --rdzv-backend={BACKEND} --local-addr=127.0.0.1 "
-        "--max-restarts=0 --monitor-interval=0.1 --redirects=3"
+        f"--nnodes={rendezvous.nodes} --nproc-per-node={job.world_size // rendezvous.nodes} --rdzv-backend={BACKEND} "
+        f"--local-addr={rendezvous.local_addr} --max-restarts=0 --monitor-interval=0.1 --redirects=3"
     )
-    names = [f"--rdzv-id={file.parent.parent.name}-{file.parent.name}", f"--log-dir={log_dir}"]
+    names = [f"--rdzv-id={cell.parent.name}-{cell.name}", f"--log-dir={log_dir}"]
+    if rendezvous.nodes > 1:
+        names += [f"--rdzv-endpoint={rendezvous.endpoint}", f"--rdzv-conf=rank={rendezvous.node}"]
     agent = [sys.executable, "-m", "tpbench.worker.torchrun", *options.split(), *names]
     return [*agent, "-m", "tpbench.worker.rank", str(file)]
 
 
 def environment(
-    job: Job, marker: str, inherited: Mapping[str, str] = os.environ, interprets_triton: bool = False
+    job: Job, marker: str, inherited: Mapping[str, str] = os.environ, nodes: int = 1, interprets_triton: bool = False
 ) -> dict[str, str]:
     """Return the inherited environment with the variables of a job. A variable that the user has set stays as it is.
 
-    Communication always stays on the loopback interface, also where the user has set another one.
+    Communication within one host always stays on the loopback interface, also where the user has set another one.
     `interprets_triton`: on a CPU, whether any job of the torchrun runs Triton kernels.
     """
     # PET_... are options of torchrun. Clusters such as Kubeflow's set them.
     env = {name: value for name, value in inherited.items() if not name.startswith("PET_")}
     env |= {MARKER: marker, "PYTHONUNBUFFERED": inherited.get("PYTHONUNBUFFERED", "1")}
-    env |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     if not INSTALLED:
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PACKAGE_ROOT), env.get("PYTHONPATH")]))
+    if nodes == 1:
+        env["GLOO_SOCKET_IFNAME"] = env["NCCL_SOCKET_IFNAME"] = "lo"
     if job.device == "cpu":
         env["CUDA_VISIBLE_DEVICES"] = ""
         if interprets_triton:
@@ -77,7 +100,8 @@ def environment(
     if omp_threads(env) is None:
         # On a CPU the ranks share the cores. Beside GPUs more threads have little to do, and wait for each other: two
         # ranks of 32 threads on 64 cores took 16 ms to hash an index, and of two threads 0.4 on such a host (medians).
-        env["OMP_NUM_THREADS"] = str(max(1, available_cores() // job.world_size if job.device == "cpu" else 1))
+        shared = available_cores() * nodes // job.world_size if job.device == "cpu" else 1
+        env["OMP_NUM_THREADS"] = str(max(1, shared))
     return env
 
 
@@ -151,10 +175,12 @@ class Torchrun:
     By default it runs one attempt and ends. A torchrun that stays takes others with the same needs later.
     """
 
-    def __init__(self, attempts: Sequence[Attempt], lease: Lease, stays: bool = False) -> None:
-        """Start it. The attempts have begun."""
+    def __init__(
+        self, attempts: Sequence[Attempt], lease: Lease, stays: bool = False, rendezvous: Rendezvous = LOOPBACK
+    ) -> None:
+        """Start it. The attempts have begun. `rendezvous`: where it meets the torchruns of a job's other nodes."""
         first, folder = attempts[0], attempts[0].folder
-        self.needs = shared_needs(attempts)
+        self.lease, self.rendezvous, self.needs = lease, rendezvous, shared_needs(attempts)
         self.unfinished: list[list[Attempt]] = []
         """Attempts that must run once more, in another torchrun: those of a list run together."""
         self.over = False
@@ -167,11 +193,12 @@ class Torchrun:
             folder = folder.with_name(f"group-{folder.name}")
             folder.mkdir()
             self.tasks, self.progress = JsonLines(folder / LIST_FILE), JsonLines(folder / PROGRESS_FILE)
-        line = command(first.cell.job, self.tasks.file if self.tasks else first.task_file, folder)
+        line = command(first.cell.job, self.tasks.file if self.tasks else first.task_file, folder, rendezvous)
         self.command, self.log = " ".join(line), folder / AGENT_LOG
         self.submit(attempts)
+        marker = f"{first.task.row_id}.{rendezvous.node}"  # two nodes of a job may be on one host
         interpreted = any(attempt.cell.job.interpreted for attempt in attempts)
-        env = environment(first.cell.job, first.task.row_id, interprets_triton=interpreted)
+        env = environment(first.cell.job, marker, nodes=rendezvous.nodes, interprets_triton=interpreted)
         self.tree = ProcessTree(line, {**env, **lease.environment}, self.log, lease.locks)
 
     def submit(self, attempts: Sequence[Attempt]) -> None:
@@ -185,8 +212,11 @@ class Torchrun:
         if self.tasks:
             self.tasks.append([str(attempt.task_file.absolute()) for attempt in self.running])
         self.runs += 1
-        self.place, self.turned_at = 0, time.monotonic()
-        """The place of the attempt that runs now, and when its turn began."""
+        self.place = 0
+        """The place of the attempt that runs now."""
+        self.spent_s = [0.0] * len(attempts)
+        """Time that each attempt has run. It waits while others run with which it is interleaved."""
+        self.looked_at = time.monotonic()
 
     def poll(self) -> list[Attempt]:
         """Return the attempts that have their rows now, once all have ended, and put the others into `unfinished`.
@@ -199,14 +229,18 @@ class Torchrun:
                 self.end()
             return self._close(None, "error", "its ranks saved no result")
         cause = self.running[self.place]
+        if code is None and self.rendezvous.nodes > 1 and cause.has_row and cause.close().status != "ok":
+            self.end()  # another node has ended the attempt, perhaps before this one could reach it
+            return self._close(None, "error", "another node ended it")
         if code is None:
-            if time.monotonic() - self.turned_at <= cause.cell.job.timeout_s:
+            if self.spent_s[self.place] <= cause.cell.job.timeout_s:
                 return []
             self.tree.write_stacks()
         status, reason = describe(code, cause.cell.job.timeout_s, cause.folder)
         self.end()  # only now: a rank that receives SIGTERM adds lines to its log
         if code:
             interrupts.sleep(SIGNAL_S)
+            self._wait_for_peers(cause)
         return self._close(cause, status, reason)
 
     def end(self) -> None:
@@ -215,12 +249,21 @@ class Torchrun:
             self.tree.end()
         self.over = True
 
+    def _wait_for_peers(self, attempt: Attempt) -> None:
+        """Wait at most 15 s for the row of another node if the ranks of this one only lost their peers."""
+        deadline = time.monotonic() + 15 * (self.rendezvous.nodes > 1 and is_consequence(attempt.folder))
+        while not (attempt.has_row or attempt.has_result) and time.monotonic() < deadline:
+            interrupts.sleep(0.2)
+
     def _read_progress(self) -> str | None:
         """Read how far the ranks are. Return None while the attempts run, else why the ranks run no others, if so."""
+        now = time.monotonic()
+        self.spent_s[self.place] += now - self.looked_at
+        self.looked_at = now
         for value in self.progress.read() if self.progress else ():
             if isinstance(value, str):
                 return value
-            self.place, self.turned_at = value, time.monotonic()
+            self.place = value
         return None
 
     def _close(self, cause: Attempt | None, status: str, reason: str) -> list[Attempt]:

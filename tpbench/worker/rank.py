@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from tpbench import packages
 from tpbench.suggestions import memory_text, message
 from tpbench.worker.process import begin_tasks, device_of_rank, reason_to_end, reset_random_numbers, torch_columns
-from tpbench.worker.start import AGENT, ERROR, PEER_LOST, STACK_SIGNAL, STORE_FILE, die_with_parent, import_once
+from tpbench.worker.start import AGENT, ERROR, PEER_LOST, STACK_SIGNAL, die_with_parent, import_once
 from tpbench.worker.task import PROGRESS_FILE, TASK_FILE, JsonLines, Task
 
 if TYPE_CHECKING:
@@ -119,13 +119,13 @@ class Tasks:
         device = device_of_rank(job.device)
         begin_tasks()
         if not dist.is_initialized():
-            from torch.distributed import FileStore  # type: ignore[attr-defined]
+            from tpbench.worker.rendezvous import store_of_agents
 
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
                 # Longer than the job's timeout: the launcher ends a job that takes too long, and knows why it hung.
                 timeout=timedelta(seconds=job.timeout_s + 60),
-                store=FileStore(os.environ[STORE_FILE]),
+                store=store_of_agents(),
                 rank=RANK,
                 world_size=job.world_size,
             )

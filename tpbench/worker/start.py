@@ -4,8 +4,10 @@ import ctypes
 import gc
 import importlib
 import os
+import secrets
 import signal
 import sys
+from pathlib import Path
 
 MARKER = "TPBENCH_ROW_ID"
 """Environment variable of every process of a job: it tells these processes from all others of the host."""
@@ -17,7 +19,13 @@ BACKEND = "tpbench"
 """Name of the rendezvous on torchrun's command line."""
 
 STORE_FILE = "TPBENCH_STORE_FILE"
-"""Environment variable of every process of a job: the file of its key-value store, in a folder of mode 0700."""
+"""Environment variable of a job on one host: the file of its key-value store, in a folder of mode 0700."""
+
+SECRET = "TPBENCH_RENDEZVOUS_SECRET"
+"""Environment variable of a job over several nodes: the prefix of all keys in its store.
+
+Only the user who owns a process, and root, can read its environment. Every user can read its command line.
+"""
 
 STACK_SIGNAL = signal.SIGUSR1
 """Signal that makes a rank write the stack of its main thread to its log."""
@@ -28,7 +36,15 @@ ERROR = 70
 PEER_LOST = 71
 """Exit code of a rank: a collective broke because another rank had ended. That rank is the cause."""
 
+SECRET_FILE = "rendezvous.secret"
 _PR_SET_PDEATHSIG = 1
+
+
+def create_secret(folder: Path) -> None:
+    """Write a new secret of 128 bits into the folder of a cell, for its user only."""
+    descriptor = os.open(folder / SECRET_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(secrets.token_hex(16))
 
 
 def die_with_parent(number: int = signal.SIGKILL, parent: int = 0) -> None:

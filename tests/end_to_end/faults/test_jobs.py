@@ -16,6 +16,9 @@ import tpbench as package
 from tests.support.command import ROOT, Running, gone, tpbench
 from tests.support.disturbed_sweeps import ENDLESS, SINGLE, WITHOUT_END
 from tests.support.held_ranks import Held
+from tests.support.launcher_rows import begun
+from tpbench.launcher.devices import Lease
+from tpbench.launcher.torchrun import Rendezvous, Torchrun
 
 
 def only_row(folder: Path) -> dict[str, object]:
@@ -122,6 +125,20 @@ def test_memory_limit(tmp_path: Path) -> None:
     row = only_row(tmp_path)
     assert (row["status"], row["memory_limit_gib"], done.returncode) == ("oom", 0.25, 0)
     assert row["oom_bytes"] >= 2**27
+
+
+def test_a_node_does_not_wait_for_one_that_has_ended_the_attempt(tmp_path: Path) -> None:
+    """Otherwise the late node's next attempts would begin too late for the other node, and end as timeouts."""
+    attempt = begun(tmp_path)
+    rendezvous = Rendezvous(2, "127.0.0.1:9", "127.0.0.1", node=1)  # where no other node listens
+    late = Torchrun([attempt], Lease(), rendezvous=rendezvous)
+    try:
+        assert late.poll() == []
+        attempt.close("error", "rank 0 broke")
+        assert [ended.reason for ended in late.poll()] == ["rank 0 broke"]
+    finally:
+        late.end()
+    assert late.over and not psutil.pid_exists(late.tree.agent.pid)
 
 
 def test_interrupt_keeps_rows_and_resume_completes(tmp_path: Path) -> None:

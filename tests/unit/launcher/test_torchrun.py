@@ -58,6 +58,7 @@ def test_variables_of_the_user_stay_but_one_host_communicates_over_loopback(monk
     env = torchrun.environment(job("tiny_tp2"), "row", mine)
     assert env["OMP_NUM_THREADS"] == "5"
     assert env["NCCL_SOCKET_IFNAME"] == env["GLOO_SOCKET_IFNAME"] == "lo"
+    assert torchrun.environment(job("tiny_tp2"), "row", mine, nodes=2)["NCCL_SOCKET_IFNAME"] == "eth7"
     assert env["PYTHONPATH"].split(os.pathsep)[1] == "/mine"
     monkeypatch.setattr(torchrun, "INSTALLED", True)  # then the package must not be before what the user put there
     assert torchrun.environment(job("tiny_tp2"), "row", mine)["PYTHONPATH"] == "/mine"
@@ -90,7 +91,7 @@ def test_a_crash_is_told_by_its_line_and_an_end_without_a_result_by_its_rank(tmp
     log.write_text(CRASH)
     _, reason = describe(0, 60, tmp_path)
     assert reason.startswith("rank 0 ended with exit code 0 before its result, as os._exit(0) does")
-    (tmp_path / FAILURES_FILE).write_text("[[0, -11]]")
+    (tmp_path / FAILURES_FILE).write_text("[[0, 0, -11]]")
     _, reason = describe(1, 60, tmp_path)
     assert reason == (
         "rank 0 ended with signal 11 (SIGSEGV); the last lines:\n[1.7 s] rank 0: first pass\n"

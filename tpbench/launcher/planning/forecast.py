@@ -76,6 +76,8 @@ def dry_run_text(
     for cell in cells:
         decision, ranks = decisions.get(cell.index), cell.job.world_size
         device = f"{ranks} GPU{'s' * (ranks > 1)}" if cell.job.device == "cuda" else f"cpu, {ranks} ranks"
+        if (nodes := target.nodes_of(cell.job)) > 1:
+            device = f"{device} on {nodes} nodes"
         time, remarks = "-", [decision.reason] if decision else []
         if cell.skip_reason:
             remarks = [f"skipped: {cell.skip_reason}"]

@@ -20,6 +20,9 @@ class PlanningTarget(Protocol):
     def device(self) -> Literal["cuda", "cpu"]:
         """The device that device=auto means there."""
 
+    def nodes_of(self, job: Job) -> int:
+        """Return the number of nodes that the job takes."""
+
     def skip_reason(self, job: Job) -> str | None:
         """Return why the target is too small for the job, or None if it isn't."""
 
@@ -160,6 +163,9 @@ class ThisHost(PlanningTarget):
     @property
     def device(self) -> Literal["cuda", "cpu"]:
         return "cuda" if self.gpus else "cpu"
+
+    def nodes_of(self, job: Job) -> int:
+        return 1
 
     def memory_gib(self) -> tuple[float | None, float | None]:
         from tpbench.predict.target import this_gpu  # with pandas

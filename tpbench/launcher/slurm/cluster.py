@@ -1,14 +1,18 @@
-"""A Slurm cluster: its commands, and a partition with room for the cells."""
+"""A Slurm cluster: its commands, and a partition with room for the cells.
+
+Tensor-parallel ranks share a node; replicas may be on several.
+"""
 
 import contextlib
 import os
 import re
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from subprocess import DEVNULL, PIPE
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 from tpbench.job import Job
 from tpbench.launcher import interrupts
@@ -96,6 +100,12 @@ def rejection_message(stderr: str) -> str:
     return f"Slurm rejects the jobs, so none is in the queue: {'; '.join(dict.fromkeys(filter(None, lines)))}"
 
 
+def address(node: str) -> str:
+    """Return the address of a node in Slurm's configuration, which may differ from the node's name."""
+    match = re.search(r"\bNodeAddr=(\S+)", answer("scontrol", "show", "node", node).stdout)
+    return match[1] if match else node
+
+
 def cancel_and_wait(job_ids: set[str]) -> None:
     """Cancel the jobs that have not ended, and wait until all have. After that no job writes a row."""
     while live := sorted(job_ids - {job_id for job_id, state in states(job_ids).items() if state in ENDED}):
@@ -113,33 +123,62 @@ def _query(command: list[str], job_ids: Iterable[str]) -> dict[str, str] | None:
     return {job_id: state for job_id, _, state in pairs}
 
 
+class Layout(NamedTuple):
+    """Nodes with the same number of ranks on each. Cells with the same layout share arrays."""
+
+    nodes: int
+    ranks_per_node: int
+    device: str
+
+
 @dataclass(frozen=True)
 class Partition(PlanningTarget):
-    """A partition, described by its biggest node. Each job runs on one node."""
+    """A partition, described by its biggest node."""
 
     gpus_per_node: int
     cores_per_node: int
+    nodes: int
+    """Nodes of the partition, including nodes that are down. If the user chose none, of the largest partition."""
 
     @classmethod
     def find(cls, settings: SlurmSettings) -> Self:
         """Return the partition from the settings and from sinfo. Raises JobError if no nodes are found."""
         of_partition = [f"--partition={settings.partition}"] if settings.partition else []
-        nodes = [line.split("|", 1) for line in _sinfo("--format=%c|%G", *of_partition)]
-        if not nodes:
+        kinds = [line.split("|", 3) for line in _sinfo("--format=%P|%D|%c|%G", *of_partition)]
+        if not kinds:
             raise JobError(unknown("partition with nodes", settings.partition, set(_sinfo("--format=%R"))))
-        cores = max(int(re.sub(r"\D", "", cores) or 1) for cores, _ in nodes)
-        gpus = max(sum(map(int, re.findall(r"gpu(?::[^:,(]+)?:(\d+)", gpus))) for _, gpus in nodes)
-        if str(machine.version("torch")).endswith("+cpu"):  # it cannot use the GPUs that sinfo reports
-            return cls(0, settings.gpus_per_node or cores)
-        return cls(settings.gpus_per_node or gpus, settings.gpus_per_node or cores)
+        nodes: Counter[str] = Counter()
+        for partition, number, _, _ in kinds:
+            nodes[partition] += int(number)
+        cores = max(int(re.sub(r"\D", "", cores) or 1) for _, _, cores, _ in kinds)
+        gpus = max(sum(map(int, re.findall(r"gpu(?::[^:,(]+)?:(\d+)", gpus))) for _, _, _, gpus in kinds)
+        if _torch_without_cuda():  # which cannot use the GPUs that sinfo reports
+            gpus = 0
+        return cls(settings.gpus_per_node or gpus, settings.gpus_per_node or cores, max(nodes.values()))
 
     @property
     def device(self) -> Literal["cuda", "cpu"]:
         return "cuda" if self.gpus_per_node else "cpu"
 
+    def max_ranks_per_node(self, job: Job) -> int:
+        return self.gpus_per_node if job.device == "cuda" else self.cores_per_node
+
+    def layout(self, job: Job) -> Layout:
+        """Return the fewest nodes that hold the job, each with the same number of whole replicas."""
+        fitting = self.max_ranks_per_node(job) // job.tp_size
+        replicas = max(count for count in range(1, max(fitting, 1) + 1) if job.dp_size % count == 0)
+        return Layout(job.dp_size // replicas, replicas * job.tp_size, job.device)
+
+    def nodes_of(self, job: Job) -> int:
+        return self.layout(job).nodes
+
     def skip_reason(self, job: Job) -> str | None:
-        most, unit = (self.gpus_per_node, "GPUs") if job.device == "cuda" else (self.cores_per_node, "ranks")
-        return f"needs {job.world_size} {unit} of one node, a node has {most}" if job.world_size > most else None
+        if job.tp_size > (most := self.max_ranks_per_node(job)):
+            unit = "GPUs" if job.device == "cuda" else "ranks"
+            return f"needs {job.tp_size} {unit} of one node, a node has {most}"
+        if (nodes := self.nodes_of(job)) > self.nodes:
+            return f"needs {nodes} nodes, the partition has {self.nodes}"
+        return None
 
 
 def _sinfo(*options: str) -> list[str]:
@@ -150,3 +189,7 @@ def _sinfo(*options: str) -> list[str]:
         what = "hydra/launcher=torchrun_slurm needs a Slurm cluster, and none answers"
         raise JobError(f"{what}: sinfo says {error}; use a login node of the cluster")
     return answered.stdout.splitlines()
+
+
+def _torch_without_cuda() -> bool:
+    return str(machine.version("torch")).endswith("+cpu")

@@ -3,14 +3,16 @@
 import math
 import os
 import shlex
+import socket
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from tpbench.launcher import interrupts, torchrun
 from tpbench.launcher.attempt import JOB_FILE, Attempt, abandon
@@ -20,11 +22,13 @@ from tpbench.launcher.options import SlurmSettings, SweepOptions
 from tpbench.launcher.planning.plan import Cell
 from tpbench.launcher.runner import Runner
 from tpbench.launcher.slurm import cluster
-from tpbench.launcher.slurm.cluster import ENDED, Partition
+from tpbench.launcher.slurm.cluster import ENDED, Layout, Partition
 from tpbench.launcher.slurm.submitted import SUBMITIT, close_if_ended, is_wanted, job_of, left_behind, record
+from tpbench.launcher.torchrun import LOOPBACK, Rendezvous
 from tpbench.measure import machine
 from tpbench.measure.session import STEPS_FILE
 from tpbench.settings import JobError
+from tpbench.worker.start import SECRET, SECRET_FILE, create_secret
 
 
 class Slurm(Runner):
@@ -67,19 +71,19 @@ class Slurm(Runner):
     def run(self, attempts: Sequence[Attempt], display: Display) -> Iterator[Attempt]:
         """Submit all attempts, and yield each as it ends. Cancels the jobs that it submitted when it is closed."""
         waiting: dict[int, tuple[str, Attempt]] = {}
-        arrays: dict[tuple[str, int], list[Attempt]] = defaultdict(list)
+        arrays: dict[Layout, list[Attempt]] = defaultdict(list)
         for attempt in attempts:
             if adopted := self.adopted.pop(attempt.cell.index, None):
                 waiting[attempt.cell.index] = adopted
             else:
-                arrays[attempt.cell.job.device, attempt.cell.job.world_size].append(attempt)
+                arrays[self.target.layout(attempt.cell.job)].append(attempt)
         earlier = {job_id for job_id, _ in waiting.values()}  # an interrupt leaves the jobs of earlier sweeps alone
         try:
-            for (device, ranks), alike in arrays.items():
+            for shape, alike in arrays.items():
                 length = self.settings.cells_per_job or len(alike)
                 begun = [attempt.begin() for attempt in alike]
                 lists = [begun[start : start + length] for start in range(0, len(begun), length)]
-                waiting |= self._submit(device, ranks, lists)
+                waiting |= self._submit(shape, lists)
             for job_id, attempt in waiting.values():
                 display.show(attempt.cell, f"job {job_id}")
             if self.options.wait:
@@ -95,7 +99,7 @@ class Slurm(Runner):
             if jobs and cluster.answer("scancel", *jobs).returncode:
                 display.note(f"Slurm did not cancel this sweep's jobs: scancel {' '.join(jobs)}", 10_000)
 
-    def _submit(self, device: str, ranks: int, lists: Sequence[Sequence[Attempt]]) -> dict[int, tuple[str, Attempt]]:
+    def _submit(self, shape: Layout, lists: Sequence[Sequence[Attempt]]) -> dict[int, tuple[str, Attempt]]:
         """Submit an array with a job for each list of attempts, which have begun. Return what `run` waits for."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -108,10 +112,10 @@ class Slurm(Runner):
         longest_s = max(sum(attempt.cell.job.timeout_s for attempt in alike) for alike in lists)
         minutes = settings.time_limit_min or 10 + math.ceil(longest_s / 60)  # processes start and end
         parameters = {
-            "nodes": 1,
+            "nodes": shape.nodes,
             "ntasks_per_node": 1,  # torchrun starts the ranks
-            "cpus_per_task": settings.cpus_per_task or (ranks if device == "cpu" else None),
-            "gpus_per_node": ranks if device == "cuda" else None,
+            "cpus_per_task": settings.cpus_per_task or (shape.ranks_per_node if shape.device == "cpu" else None),
+            "gpus_per_node": shape.ranks_per_node if shape.device == "cuda" else None,
             "time": minutes,
             "array_parallelism": settings.array_parallelism,
             "signal_delay_s": min(settings.signal_delay_s, 30 * minutes),
@@ -120,8 +124,11 @@ class Slurm(Runner):
         }
         given = {name: value for name, value in parameters.items() if value is not None}
         executor.update_parameters(job_name="tpbench", setup=setup, **given)
-        for attempt in chain(*lists):
-            attempt.task.save(attempt.task_file)
+        for alike in lists:
+            if shape.nodes > 1:
+                create_secret(alike[0].folder)
+            for attempt in alike:
+                attempt.task.save(attempt.task_file)
         tasks = [NodeTask(tuple(str(attempt.folder) for attempt in alike), options) for alike in lists]
         try:
             with executor.batch():
@@ -167,7 +174,7 @@ def _required(line: str) -> str:
 
 @dataclass(frozen=True)
 class NodeTask:
-    """The function that submitit pickles and calls on a node. So its class must be importable there."""
+    """The function that submitit pickles and calls on each node. So its class must be importable there."""
 
     folders: tuple[str, ...]
     """The folders of the cells, on the shared file system."""
@@ -177,19 +184,31 @@ class NodeTask:
         from submitit import JobEnvironment
         from submitit.core.utils import UncompletedJobError
 
-        here, host = JobEnvironment(), Host(self.options)
+        here = JobEnvironment()
+        hosts = list(here.hostnames)
+        rendezvous = _rendezvous(int(here.raw_job_id), here.node, hosts)
+        if len(hosts) > 1:
+            secret = Path(self.folders[0], SECRET_FILE).read_text()
+            os.environ.update({SECRET: secret, **gloo_interface(rendezvous(0).local_addr)})
+        restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
+        logs = f"node{here.node}" if restarts == "0" else f"node{here.node}.{restarts}"
+        options = replace(self.options, reuse=False, order="sequential") if len(hosts) > 1 else self.options
+        host = Host(options, rendezvous)
         attempts = []
         for folder in map(Path, self.folders):
             attempt = Attempt.load(folder)
             if attempt.has_row or attempt.abandoned:
                 continue  # requeued after the row was stored, or abandoned, perhaps by a sweep without this job
-            record(attempt, here.job_id)  # the launcher may have died before it could
+            if here.node == 0:  # the launcher may have died before it could
+                record(attempt, here.job_id)
             if attempt.has_result:  # requeued after the measurement
                 attempt.close()
                 continue
-            facts = {**host.facts, "kernels_version": attempt.cell.job.kernels_version, "host": here.hostnames[0]}
-            logs = folder / f"run{os.environ.get('SLURM_RESTART_COUNT', 0)}"
-            attempts.append(replace(attempt.with_columns(**facts), folder=logs))
+            facts = {**host.facts, "kernels_version": attempt.cell.job.kernels_version}
+            facts |= {"host": hosts[0], "nodes": len(hosts)}
+            if options != self.options and self.options.order == "interleaved":
+                facts["not_interleaved"] = "its job has several nodes"
+            attempts.append(replace(attempt.with_columns(**facts), folder=folder / logs))
         try:
             folder = Path(self.folders[0]).parent
             with Display(len(attempts), folder) as display, interrupts.noted(display.tick):
@@ -211,3 +230,34 @@ class NodeTask:
         from submitit.core.utils import DelayedSubmission
 
         return DelayedSubmission(self)
+
+
+def _rendezvous(job_id: int, node: int, hosts: list[str]) -> Callable[[int], Rendezvous]:
+    """Return a function that returns the rendezvous of a cell, by the cell's index."""
+    if len(hosts) == 1:
+        return lambda cell: LOOPBACK
+    first, local_addr = cluster.address(hosts[0]), address_towards(cluster.address(hosts[0 if node else 1]))
+
+    def rendezvous(cell: int) -> Rendezvous:
+        port = 10_000 + (job_id + 97 * cell) % 20_000  # below the ports that systems use for outgoing connections
+        return Rendezvous(len(hosts), f"{first}:{port}", local_addr, node)
+
+    return rendezvous
+
+
+def address_towards(peer: str) -> str:
+    """Return the IP address of this node on the way to another one, given by its name or address."""
+    family, _, _, _, address = socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # sends nothing; the kernel chooses the interface
+        return str(probe.getsockname()[0])
+
+
+def gloo_interface(address: str) -> dict[str, str]:
+    """Return the variable that makes gloo use the interface with this IP address, unless the user has set it."""
+    if "GLOO_SOCKET_IFNAME" in os.environ:
+        return {}
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(entry.address.partition("%")[0] == address for entry in addresses):
+            return {"GLOO_SOCKET_IFNAME": name}
+    return {}
