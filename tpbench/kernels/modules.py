@@ -162,6 +162,7 @@ class EntropyLoss(_LossModule):
 
     def __init__(self, *, in_place: bool = False, **settings: Any) -> None:
         super().__init__(entropy_loss, {"grad", "entropy"}, settings)
+        checks.choice("in_place", in_place, False, True)
         self.in_place = in_place
         in_graphs = self.options.objective is None and not self.options.correct
         self.text = compiled.text_of(self.settings) if in_graphs else None

@@ -149,11 +149,12 @@ def _rows(side: str, places: Sequence[str]) -> pd.DataFrame:
     names = [side] if _is_place(side) else [name for name in side.split(",") if name]
     if not names or any(map(_is_place, names)):
         return command_line.read_rows([command_line.rows_of(name) for name in names or [side]])
-    where = ", ".join(places)
+    folders = [str(user_path(place, "--rows")) for place in places]
+    where = ", ".join(folders)
     try:
-        frame = command_line.read_rows([str(user_path(place, "--rows")) for place in places])
+        frame = command_line.read_rows(folders)
     except JobError:
-        missing = f"no such folder or file: {', '.join(names)}"
+        missing = f"no such folder or file: {', '.join(str(user_path(name)) for name in names)}"
         raise JobError(f"{missing}, and no sweeps in {where} (see --rows)") from None
     sweeps, chosen = frame["sweep_id"].dropna().astype(str).unique(), set[str]()
     for name in names:

@@ -195,6 +195,8 @@ def test_settings_are_those_of_the_function() -> None:
     for wrong in ({"loss": "ce"}, {"reduction": "avg"}, {"clip": 0.2}, {"block_cap": 1000}, {"vocab_size": 0}):
         with pytest.raises((TypeError, ValueError), match=f"^{next(iter(wrong))} must be"):
             EntropyLoss(**wrong)
+    with pytest.raises(ValueError, match=r"^in_place must be one of False, True; got 'yes'"):
+        EntropyLoss(in_place="yes")
     with pytest.raises(ValueError, match=r"^workspace_gib must be"):
         LinearEntropyLoss(workspace_gib=-1)
     with pytest.raises(TypeError, match=r"got float32: pass float\(temperature\)$"):
