@@ -87,10 +87,8 @@ def spelled(value: Any) -> str:
 def parse(cls: type, values: Mapping[str, Any]) -> Any:
     """Build the settings dataclass `cls` from plain values, each checked against its field's type and limits.
 
-    Values may be strings, as a command line has them ("64", "128k", "1M", "true", "null"). 128k is 131072.
-
-    Raises:
-        JobError: it names every invalid value and what would be valid.
+    Values may be strings, as a command line has them ("64", "128k", "1M", "true", "null"). 128k is 131072. Raises
+    JobError, which names every invalid value and what would be valid.
     """
     hints = typing.get_type_hints(cls)
     complaints, parsed = [], {}

@@ -94,10 +94,7 @@ def _section(owner: str, settings: type[Any]) -> str:
 
 
 def _field_lines(settings: type[Any], values: Mapping[str, Any], chosen: Collection[str] | None = None) -> list[str]:
-    """Return wrapped lines for some fields, or for all: NAME=DEFAULT, then the help with the valid values.
-
-    A field that is not among the values has no default: it comes from a shape or the command line.
-    """
+    """Return wrapped lines for some fields, or for all: NAME=DEFAULT, then the help with the valid values."""
     texts, hints = {}, typing.get_type_hints(settings)
     for field in dataclasses.fields(settings):
         hint = hints[field.name]
