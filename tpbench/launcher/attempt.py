@@ -115,17 +115,13 @@ class Attempt:
         return attempt
 
     def again(self, **columns: Any) -> Self:
-        """Return the same attempt, to be begun once more in another folder, with more columns. Its result is dropped.
-
-        The attempts that it was interleaved with, or one of them, ended its torchrun.
-        """
+        """Return the attempt without its result, to be begun once more in another folder, with more columns."""
         folder = self.task.folder
         while folder.exists():
             folder = folder.with_name(f"{folder.name}-again")
         Result.remove(self.task.folder)
-        moved = replace(
-            self, task=replace(self.task, folder=folder), folder=folder / self.folder.relative_to(self.task.folder)
-        )
+        logs = folder / self.folder.relative_to(self.task.folder)
+        moved = replace(self, task=replace(self.task, folder=folder), folder=logs)
         return moved.with_columns(interleaved=None, interleaved_cells=None, log_dir=str(folder), **columns)
 
     def with_columns(self, **columns: Any) -> Self:
@@ -175,10 +171,7 @@ def new_task(job: Job, folder: Path, **columns: Any) -> Task:
 
 
 def store(result: Result, job: Job, folder: Path) -> dict[str, Any]:
-    """Write the row of a result, and its JSON document if the workload has one, and delete the result's file.
-
-    Returns the row, with None for empty columns. `folder` is the cell's. Raises RowExists, and OSError of a full disk.
-    """
+    """Write a result's row and JSON document, and return the row. Raises RowExists, and OSError of a full disk."""
     needed = job.workload.expected_memory(job) if result.status == "oom" else ""
     finished_at = max(result.started_at, result.finished_at)  # a clock may be set back while a job runs
     row = {
@@ -202,11 +195,7 @@ def store(result: Result, job: Job, folder: Path) -> dict[str, Any]:
 
 
 def discard_rows(output_dir: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Delete the rows of failed attempts at a cell that has, or will have, another row.
-
-    Each attempt is abandoned first, so that no process stores a row for it again. Raises OSError if one of the two
-    cannot be done: then the row stays.
-    """
+    """Abandon failed attempts, so that no process stores their rows again, and delete these. Raises OSError."""
     for row in rows:
         folder = Path(str(row["log_dir"])).resolve()
         if folder.is_relative_to(Path(output_dir, "sweeps").resolve()):  # a hostile row may name any folder
@@ -222,15 +211,12 @@ def abandon(folder: Path) -> None:
 
 
 def store_left_results(output_dirs: Set[str], keys: Set[str]) -> None:
-    """Store the results that earlier sweeps left in these output folders, of jobs with these keys, and release space.
+    """Store the results that killed sweeps left of jobs with these keys, whose locks the caller holds.
 
-    A launcher leaves one if it was killed, or if the disk was full. The caller holds the locks of these cells. Ranks of
-    a killed launcher may live for a moment; they have no space for a result any more. Raises JobError if a row cannot
-    be stored.
+    Ranks that still live have no space for a result after this. Raises JobError if a row cannot be stored.
     """
-    for folder in {
-        file.parent for path in output_dirs for file in Path(path, "sweeps").absolute().glob("*/*/*result*")
-    }:
+    sweeps = [Path(path, "sweeps").absolute() for path in output_dirs]
+    for folder in {file.parent for path in sweeps for file in path.glob("*/*/*result*")}:
         attempts = attempts_in([folder])
         if not attempts or attempts[0].cell.job.key not in keys:
             continue
@@ -252,7 +238,6 @@ def attempts_in(folders: Iterable[Path]) -> list[Attempt]:
 
 
 def _not_stored(job: Job, error: OSError, measured: Path | None = None) -> JobError:
-    """Return the error of a full disk. `measured`: the folder with the result that cannot become a row."""
     kept = f"; the row just measured is in {measured / RESULT_FILE}" if measured else ""
     advice = "make room there, then the same command with resume=true goes on"
     return JobError(f"no row can be written to {job.output_dir}: {error.strerror}{kept}; {advice}")

@@ -24,14 +24,12 @@ class Lease:
     """GPUs that a torchrun has until it ends. A job on a CPU has none: it may use all cores."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables of the processes that use the GPUs."""
     locks: tuple[int, ...] = ()
     """Open lock files. The processes that use the GPUs inherit them, so that they keep the locks too."""
     beside_others: bool = False
     """True if another sweep had GPUs of this host when these were leased."""
 
     def release(self) -> None:
-        """Make the GPUs free again."""
         for lock in self.locks:
             os.close(lock)
 
@@ -75,9 +73,7 @@ def _lock(uuid: str) -> int | None:
 class CellLocks:
     """Locks on cells, so that sweeps that run at the same time on one output folder do not run a cell twice.
 
-    Each lock is one byte of a hidden file, which all cells of an output folder share. It works between the hosts of a
-    network file system, and belongs to this process alone, whose end drops it. Without such a file, or on a file system
-    without locks, every lock is free.
+    Each is one byte of a hidden file, also between hosts. On a file system without locks, every lock is free.
     """
 
     def __init__(self, output_dirs: Iterable[str]) -> None:
@@ -88,7 +84,7 @@ class CellLocks:
                 self._files[output_dir] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
     def acquire(self, job: Job) -> bool:
-        """Lock the cell. Return False if another live sweep holds its lock."""
+        """Return False if another live sweep holds the cell's lock."""
         try:
             fcntl.lockf(self._files[job.output_dir], _EXCLUSIVE, 1, int(job.key[:15], 16))
         except (BlockingIOError, PermissionError):
@@ -98,6 +94,5 @@ class CellLocks:
         return True
 
     def release(self, job: Job) -> None:
-        """Unlock the cell."""
         with contextlib.suppress(KeyError, OSError):
             fcntl.lockf(self._files[job.output_dir], fcntl.LOCK_UN, 1, int(job.key[:15], 16))

@@ -28,10 +28,7 @@ _NATIVE_OOM = re.compile(r"std::bad_alloc|[Cc]annot allocate memory|out of memor
 
 
 def describe(code: int | None, timeout_s: float, folder: Path) -> tuple[str, str]:
-    """Return status and reason of an attempt without a result, with its logs in that folder.
-
-    `code` is torchrun's exit code, None if the job ran too long.
-    """
+    """Return status and reason of an attempt without a result. `code`: torchrun's exit code; None: it ran too long."""
     logs = {int(log.parent.name): _text(log) for log in folder.glob("*/attempt_0/*/stderr.log")}
     if code is None:
         told = {rank: filter(None, (_last_words(log, 1), _innermost_calls(log))) for rank, log in logs.items()}
@@ -54,7 +51,7 @@ def describe(code: int | None, timeout_s: float, folder: Path) -> tuple[str, str
 
 
 def is_consequence(folder: Path) -> bool:
-    """Return True if all failed ranks of this node only lost their peers: then another node knows the reason."""
+    """Return True if the failed ranks of this node only lost their peers: then another node knows the reason."""
     codes = [failure.exit_code for failure in _failures(folder)]
     return bool(codes) and all(code in LOST_PEERS for code in codes)
 

@@ -33,10 +33,7 @@ def exit_at_once() -> None:
 
 @contextlib.contextmanager
 def noted(meanwhile: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Only note signals in this block, for `check`. A second signal ends this process at once.
-
-    `meanwhile`: what each `check` calls, so that whoever waits shows what for.
-    """
+    """Only note signals in this block, for `check`, which calls `meanwhile`. A second one ends the process at once."""
 
     def note(number: int, frame: FrameType | None) -> None:
         if _received:

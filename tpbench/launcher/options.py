@@ -139,10 +139,7 @@ def command_line_names(workload: Workload | None = None) -> set[str]:
 
 
 def store_defaults() -> None:
-    """Store Hydra's nodes of defaults: of every job as `job_defaults`, of a workload as `workload/NAME`, `variant=all`.
-
-    They have no types, because OmegaConf has no `Literal`: `tpbench.settings.parse` checks values.
-    """
+    """Store Hydra's nodes of defaults. They have no types, because OmegaConf has no `Literal`; `parse` checks."""
     from hydra.core.config_store import ConfigStore
 
     store = ConfigStore.instance().store

@@ -45,10 +45,7 @@ class Runner(ABC):
 
 
 def run_sweep(cells: Sequence[Cell], folder: Path, options: SweepOptions, runner: Runner) -> list[Attempt]:
-    """Run the cells; logs go to `folder`. Return the last attempt at each that no other sweep took over.
-
-    An interrupt ends the running jobs with all their processes, prints how to continue, and is raised again.
-    """
+    """Run the cells; logs go to `folder`. Return the last attempt at each that no other sweep took over."""
     locks = CellLocks({cell.job.output_dir for cell in cells})
     with Display(len(cells), folder) as display, interrupts.noted(display.tick):
         for line in notes(cells):

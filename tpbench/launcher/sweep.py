@@ -133,11 +133,7 @@ class TorchrunSlurmLauncher(TorchrunLauncher):
 
 
 def register() -> None:
-    """Register the plugins with Hydra, under names in `hydra_plugins`.
-
-    Hydra finds such a package by itself only if it is installed, and tpbench also runs from a plain checkout. Hence
-    this module is entered as `hydra_plugins.tpbench`, where Hydra looks up the names.
-    """
+    """Register the plugins with Hydra, which looks up their names in `hydra_plugins`, also from a plain checkout."""
     plugins = Plugins.instance()  # first: it imports installed plugins
     parent = sys.modules.setdefault("hydra_plugins", ModuleType("hydra_plugins"))
     vars(parent)["tpbench"] = sys.modules[HYDRA_MODULE] = sys.modules[__name__]

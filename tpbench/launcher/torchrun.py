@@ -58,10 +58,7 @@ LOOPBACK = Rendezvous(1, "", "127.0.0.1")
 
 
 def command(job: Job, file: Path, log_dir: Path, rendezvous: Rendezvous = LOOPBACK) -> list[str]:
-    """Return the torchrun line of a job on this host. Each rank writes its output to its own files.
-
-    `file`: the task, or the list of tasks of ranks that stay.
-    """
+    """Return the torchrun line of a job on this host. `file`: the task, or the list of tasks of ranks that stay."""
     # A public name that is the same on every node and differs for every other job.
     cell = file.parent if rendezvous.nodes == 1 else file.parent.parent
     options = (
@@ -78,9 +75,8 @@ def command(job: Job, file: Path, log_dir: Path, rendezvous: Rendezvous = LOOPBA
 def environment(
     job: Job, marker: str, inherited: Mapping[str, str] = os.environ, nodes: int = 1, interprets_triton: bool = False
 ) -> dict[str, str]:
-    """Return the inherited environment with the variables of a job. A variable that the user has set stays as it is.
+    """Return the inherited environment with the variables of a job. Others that the user has set stay as they are.
 
-    Communication within one host always stays on the loopback interface, also where the user has set another one.
     `interprets_triton`: on a CPU, whether any job of the torchrun runs Triton kernels.
     """
     # PET_... are options of torchrun. Clusters such as Kubeflow's set them.
@@ -88,7 +84,7 @@ def environment(
     env |= {MARKER: marker, "PYTHONUNBUFFERED": inherited.get("PYTHONUNBUFFERED", "1")}
     if not INSTALLED:
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PACKAGE_ROOT), env.get("PYTHONPATH")]))
-    if nodes == 1:
+    if nodes == 1:  # never another interface, even if the user has set one
         env["GLOO_SOCKET_IFNAME"] = env["NCCL_SOCKET_IFNAME"] = "lo"
     if job.device == "cpu":
         env["CUDA_VISIBLE_DEVICES"] = ""
@@ -170,10 +166,7 @@ class ProcessTree:
 
 
 class Torchrun:
-    """A torchrun on leased GPUs, with the attempts that run in it now: one, or the interleaved ones of a problem.
-
-    By default it runs one attempt and ends. A torchrun that stays takes others with the same needs later.
-    """
+    """A torchrun on leased GPUs, with the attempts that run in it now: one, or the interleaved ones of a problem."""
 
     def __init__(
         self, attempts: Sequence[Attempt], lease: Lease, stays: bool = False, rendezvous: Rendezvous = LOOPBACK
@@ -219,10 +212,7 @@ class Torchrun:
         self.looked_at = time.monotonic()
 
     def poll(self) -> list[Attempt]:
-        """Return the attempts that have their rows now, once all have ended, and put the others into `unfinished`.
-
-        Raises Terminated if the signal that ended the processes reaches this one, too.
-        """
+        """Return the attempts that have their rows now, once all have ended, and put the others into `unfinished`."""
         code, finished = self.tree.agent.poll(), self._read_progress()
         if finished is not None:
             if finished or code is not None:
@@ -267,11 +257,7 @@ class Torchrun:
         return None
 
     def _close(self, cause: Attempt | None, status: str, reason: str) -> list[Attempt]:
-        """Return the attempts that have their rows now, and put the others into `unfinished`.
-
-        `cause`: the attempt that ended the torchrun, or None if all attempts ended. `status` and `reason` are those of
-        an attempt without a result. An abandoned attempt gets no row: it was deleted, and must not come back.
-        """
+        """Close the attempts: do what `poll` says. `cause`: the one that ended the torchrun; None: all ended."""
         attempts, self.running = self.running, []
         ended, crowded, others = [], [], []
         for attempt in attempts:
@@ -279,7 +265,7 @@ class Torchrun:
                 crowded.append(attempt)
             elif cause not in (None, attempt) and not (attempt.has_row or attempt.has_result):
                 others.append(attempt.again())
-            elif not attempt.abandoned:
+            elif not attempt.abandoned:  # else its row was deleted, and must not come back
                 ended.append(attempt.close(status, reason))
         number = len(attempts) - 1
         alone = f"out of memory beside {number} cell{'s' * (number > 1)} of its problem"

@@ -66,8 +66,7 @@ def _start() -> tuple[int, dict[str, str]]:
 
 
 def begin_tasks() -> None:
-    """Reset what the tasks before could have left: variables of the environment, the working folder, compiled functions
-    and, on a CPU, freed memory."""
+    """Reset what the tasks before could have left in this process."""
     folder, variables = _start()
     os.environ.update(variables)
     for name in os.environ.keys() - variables.keys():
@@ -89,10 +88,7 @@ def reset_random_numbers() -> None:
 
 
 def reason_to_end(device: torch.device) -> str:
-    """Return why this process may not run another task, or an empty string if it may.
-
-    Call this after the tasks, when nothing refers to their sessions any longer. Another process costs some seconds.
-    """
+    """Return why this process may not run another task, or an empty string. No session of a task may be left."""
     import torch
 
     profiler = sys.modules.get("tpbench.measure.gpu_trace")

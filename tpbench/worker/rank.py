@@ -224,11 +224,7 @@ def context_of(job: Job, device: torch.device, folder: Path, process_stays: bool
 
 @functools.cache
 def _groups(tp_size: int, dp_size: int, nccl: str, device: torch.device) -> tuple[list[Any], list[Any]]:
-    """Return the process groups of the rows and of the columns of the (dp, tp) mesh, which is row-major.
-
-    Every rank must create every group in the same order. A group of all ranks is the world itself: another communicator
-    would cost seconds and memory.
-    """
+    """Return the process groups of the rows and columns of the (dp, tp) mesh, made in the same order on every rank."""
     import torch.distributed as dist
 
     from tpbench.comm.collectives import group_with_windows
@@ -236,6 +232,7 @@ def _groups(tp_size: int, dp_size: int, nccl: str, device: torch.device) -> tupl
     def group(ranks: list[int]) -> Any:
         if nccl != "default":
             return group_with_windows(ranks, nccl, device)
+        # Another communicator of all ranks would cost seconds and memory.
         return dist.group.WORLD if len(ranks) == dist.get_world_size() else dist.new_group(ranks)
 
     replicas = [[dp * tp_size + tp for tp in range(tp_size)] for dp in range(dp_size)]
@@ -275,10 +272,9 @@ def _save_failure(task: Task, error: BaseException) -> None:
 
 
 def location(error: BaseException, variant: OutsideVariant | None = None) -> str:
-    """Return `FILE:LINE (FUNCTION)` of the innermost call outside of libraries, or an empty string if there is none.
+    """Return `FILE:LINE (FUNCTION)` of the innermost call outside of libraries, without folders, or an empty string.
 
-    For a variant that returned a wrong type it is the line of the variant. `variant`: one from outside that ran. Its
-    line follows where its value may have broken a call of this package. A row must not hold a user's folders.
+    The line of a `variant` from outside follows where its value may have broken a call of this package.
     """
     from tpbench.workloads.step import WrongReturn
 
@@ -288,12 +284,10 @@ def location(error: BaseException, variant: OutsideVariant | None = None) -> str
         path = Path(frame.filename)
         own = packages.is_own(path)
         if own or (path.exists() and not packages.is_library(path)):
-            of_variant = (
-                f", with the variant of {packages.short_name(Path(variant.path))}:{variant.line}"
-                if own and variant
-                else ""
-            )
-            return f"{packages.short_name(path)}:{frame.lineno} ({frame.name}){of_variant}"
+            place = f"{packages.short_name(path)}:{frame.lineno} ({frame.name})"
+            if own and variant:
+                place += f", with the variant of {packages.short_name(Path(variant.path))}:{variant.line}"
+            return place
     return ""
 
 

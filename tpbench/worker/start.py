@@ -22,10 +22,7 @@ STORE_FILE = "TPBENCH_STORE_FILE"
 """Environment variable of a job on one host: the file of its key-value store, in a folder of mode 0700."""
 
 SECRET = "TPBENCH_RENDEZVOUS_SECRET"
-"""Environment variable of a job over several nodes: the prefix of all keys in its store.
-
-Only the user who owns a process, and root, can read its environment. Every user can read its command line.
-"""
+"""Environment variable of a job over several nodes: the prefix of all keys in its store. Other users cannot read it."""
 
 STACK_SIGNAL = signal.SIGUSR1
 """Signal that makes a rank write the stack of its main thread to its log."""
@@ -48,20 +45,14 @@ def create_secret(folder: Path) -> None:
 
 
 def die_with_parent(number: int = signal.SIGKILL, parent: int = 0) -> None:
-    """Ask the kernel to send this process a signal when its parent ends.
-
-    `parent`: its number, if known. If it has ended already, no signal will come, and this process ends at once.
-    """
+    """Ask the kernel to send this process a signal when its parent, of that number if known, ends or has ended."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
     if parent and os.getppid() != parent:
         os._exit(ERROR)
 
 
 def import_once(*names: str) -> None:
-    """Import these modules without garbage collections, unless this process has imported them.
-
-    The collections during torch's imports take 0.2 s. Later ones leave out the objects of the modules, too.
-    """
+    """Import these modules, unless this was done, without garbage collections: during torch's they take 0.2 s."""
     if all(name in sys.modules for name in names):
         return
     gc.disable()

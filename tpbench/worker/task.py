@@ -109,10 +109,7 @@ class Result:
             os.posix_fallocate(file.fileno(), 0, _RESERVED_BYTES)
 
     def save(self, folder: Path) -> None:
-        """Write the result, unless another rank of the cell has begun to write one: the first one counts.
-
-        When this returns, the file survives a power cut. Raises OSError if the disk does not take it.
-        """
+        """Write the result durably, unless another rank of the cell has begun to: the first counts. Raises OSError."""
         temporary = folder / f".result.{os.getpid()}"
         try:
             (folder / RESERVED_FILE).rename(temporary)  # exactly one rank succeeds

@@ -49,10 +49,7 @@ _OF_HYDRA = re.compile(r"hydra[./]launcher\b|hydra\.(searchpath|mode)$")
 
 
 def for_hydra(arguments: Sequence[str]) -> list[str]:
-    """Return the command line as Hydra gets it. Raises JobError with a line for each mistake.
-
-    Options such as -m come first: Hydra's own parser rejects overrides after an option that follows an override.
-    """
+    """Return the command line as Hydra gets it, options first. Raises JobError with a line for each mistake."""
     if (right := without_dashes(arguments)) != list(arguments):
         raise JobError(f"fields have no dashes in front: write python -m tpbench {shlex.join(right)}")
     arguments = without_aliases(arguments)
@@ -60,7 +57,10 @@ def for_hydra(arguments: Sequence[str]) -> list[str]:
     first = list(arguments)
     for override in overrides:
         first.remove(override)
-    overrides = rewritten(overrides, config_folders(options))
+    folders = [CONF, *map(Path, filter(None, [options.config_dir]))]
+    if not folders[-1].is_dir():
+        raise JobError(f"no such folder of configuration files: {folders[-1]}")
+    overrides = rewritten(overrides, folders)
     given: dict[str, str] = {}
     for override in overrides:
         name = override.partition("=")[0].lstrip("+")
@@ -82,14 +82,6 @@ def parse_options(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
     if unknown_options := [word for word in rest if word.startswith("-")]:
         raise_error(f"no such option: {', '.join(unknown_options)}")
     return parsed, list(parsed.overrides)
-
-
-def config_folders(options: Namespace) -> list[Path]:
-    """Return the folders of configuration files: the package's and that of --config-dir, which must exist."""
-    folders = [CONF, *map(Path, filter(None, [options.config_dir]))]
-    if not folders[-1].is_dir():
-        raise JobError(f"no such folder of configuration files: {folders[-1]}")
-    return folders
 
 
 def without_aliases(arguments: Sequence[str]) -> list[str]:
@@ -133,10 +125,7 @@ def without_dashes(arguments: Sequence[str]) -> list[str]:
 
 
 def rewritten(overrides: Sequence[str], folders: Sequence[Path] = (CONF,)) -> list[str]:
-    """Return the overrides with the names of choices that Hydra knows, in place of a user's files, folders and ids.
-
-    `folders`: those of configuration files. Raises JobError for a file that cannot be used.
-    """
+    """Return the overrides with choices that Hydra knows for a user's files, folders and ids. Raises JobError."""
     words: list[str] = []
     for override in overrides:
         name, equals, value = override.partition("=")
@@ -156,10 +145,7 @@ def rewritten(overrides: Sequence[str], folders: Sequence[Path] = (CONF,)) -> li
 
 
 def check_overrides(arguments: Iterable[str], sweeps: bool = True) -> None:
-    """Raise JobError with a line for each override that Hydra doesn't understand, or that can mean nothing here.
-
-    `sweeps`: the command line has -m. An experiment is a sweep without it.
-    """
+    """Raise JobError with a line for each override that can mean nothing here. `sweeps`: the command line has -m."""
     overrides = parsed_overrides(arguments)
     sweeps = sweeps or any(override.key_or_group in ("experiment", "hydra.mode") for override in overrides)
     mistakes = [_mistake(override, str(override.input_line), sweeps) for override in overrides]
@@ -222,8 +208,7 @@ def _mistake(override: Override, line: str, sweeps: bool) -> str | None:
 def accepted_by_hydra(arguments: Iterable[str]) -> list[str]:
     """Return overrides as Hydra accepts them: `block_cap='4096'` and `++width=64`.
 
-    Texts that Hydra would take for numbers, or not at all, are quoted. Fields are forced, because Hydra first composes
-    a job of the default variant, which may not have the field; `parse_job` checks their names.
+    Fields are forced: Hydra first composes a job of the default variant, which may lack the field.
     """
     texts = _text_fields()
     words = []

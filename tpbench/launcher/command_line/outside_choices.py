@@ -39,10 +39,9 @@ user_files: set[str] = set()
 
 
 def choice_name(group: str, typed: str, folders: Sequence[Path] = ()) -> str | None:
-    """Return the choice of a group that a user's file, folder or model's id means, and make it one for Hydra.
+    """Make a user's file, folder or model's id a choice of Hydra's group, and return its name; None for other words.
 
-    Return None for anything else. `FILE.py:all` means all variants of a file, separated by commas. Raises JobError for
-    a file that cannot be used.
+    `FILE.py:all` means all variants of a file, separated by commas. Raises JobError for a file that cannot be used.
     """
     path, _, name = typed.rpartition(":")
     if group == "variant":
@@ -73,20 +72,14 @@ def _added(group: str, typed: str, node: dict[str, Any]) -> str:
 
 
 def _file_of(model_id: str, folders: Sequence[Path]) -> str | None:
-    """Return the name of the file in a conf/model that has the sizes of a model, given by its id, or None.
-
-    A tuned model has the sizes of its base. A folder of this name takes precedence.
-    """
+    """Return the name of the file in a conf/model with the sizes of a model or of its base. A folder comes first."""
     files = [] if Path(model_id).is_dir() else [file for folder in folders for file in folder.glob("model/*.yaml")]
     ids = {model_id, model_id.removesuffix("-Instruct")}
     return next((file.stem for file in sorted(files) if ids & set(read_choice(file).get("hub_ids", ()))), None)
 
 
 def _variant_name(outside: OutsideVariant) -> str:
-    """Return the name in rows of a variant from outside, and make it a choice of Hydra's group `variant`.
-
-    A workload from outside is a shape without sizes. Raises JobError if the name means another variant already.
-    """
+    """Make a variant from outside a choice of Hydra, its workload a shape, and return its name. Raises JobError."""
     for other in command_line_variants.values():
         same_name = other.name == outside.name and other != outside
         same_workload = other.workload == outside.workload and other.definition != outside.definition

@@ -17,11 +17,7 @@ START_S = {"cuda": 25.0, "cpu": 10.0}
 
 
 def measured_seconds(cells: Sequence[Cell]) -> dict[str, tuple[float, float]]:
-    """Return by the keys of jobs the seconds that each took by itself, and those of the start of its processes.
-
-    They are in the rows of the cells' output folders and in the reference rows. Cells that were interleaved share the
-    time of their group.
-    """
+    """Return by the keys of jobs the seconds of each and of its start, from the cells' folders and reference rows."""
     folders = {*(cell.job.output_dir for cell in cells), "outputs/reference"}
     if not (existing := [folder for folder in folders if Path(folder).exists()]):
         return {}
@@ -36,11 +32,7 @@ def measured_seconds(cells: Sequence[Cell]) -> dict[str, tuple[float, float]]:
 
 
 def expected_seconds(job: Job, measured: Mapping[str, tuple[float, float]], *, starts: bool = True) -> float | None:
-    """Return the expected wall time of a job in seconds, or None if it is unknown.
-
-    It is that of its last row; else, unless the problem fixes the iterations or is large for a CPU, the start plus the
-    time budget of the measurement. A job that starts no processes takes only the rest.
-    """
+    """Return the expected wall time of a job in seconds, or None. `starts`: it starts processes of its own."""
     if job.key in measured:
         work_s, start_s = measured[job.key]
     elif job.scheduled or is_long_on_cpu(job):
@@ -51,10 +43,7 @@ def expected_seconds(job: Job, measured: Mapping[str, tuple[float, float]], *, s
 
 
 def shortage(job: Job, gpu_gib: float | None, cpu_gib: float | None) -> str | None:
-    """Return why a job doesn't fit in the memory of the machine, or None if it does as far as is known.
-
-    `gpu_gib`: memory of one GPU. `cpu_gib`: main memory that all ranks share. None: unknown.
-    """
+    """Return why a job doesn't fit in the memory of a GPU, or in the main memory that its ranks share, if known."""
     free_gib = (gpu_gib and gpu_gib - RESERVE_GIB) if job.device == "cuda" else cpu_gib and cpu_gib / job.world_size
     free_gib, least_gib = job.memory_limit_gib or free_gib, job.workload.least_gib(job)
     if not (free_gib and least_gib and least_gib > free_gib):
@@ -66,11 +55,7 @@ def shortage(job: Job, gpu_gib: float | None, cpu_gib: float | None) -> str | No
 def dry_run_text(
     cells: Sequence[Cell], decisions: Mapping[int, ResumeDecision], target: PlanningTarget, reuse: bool = False
 ) -> str:
-    """Return the plan as text: one line per cell, then the totals.
-
-    `decisions`: those of resume=true, by the cell's index. `reuse`: jobs of equally many ranks share their processes,
-    so only the first of them starts some.
-    """
+    """Return the plan as text: one line per cell, then the totals. `decisions`: those of resume=true, by index."""
     grid, started, memory, seconds = [], set[int](), target.memory_gib(), measured_seconds(cells)
     expected: list[float | None] = []
     for cell in cells:
@@ -82,6 +67,7 @@ def dry_run_text(
         if cell.skip_reason:
             remarks = [f"skipped: {cell.skip_reason}"]
         elif decision is None or decision.row is None:
+            # With reuse=true jobs of equally many ranks share the processes of the first one.
             starts = not reuse or ranks not in started or not cell.job.workload.reusable_process
             started.add(ranks)
             expected.append(expected_seconds(cell.job, seconds, starts=starts))

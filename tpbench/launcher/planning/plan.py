@@ -66,11 +66,7 @@ class Cell:
 def plan(
     requests: Sequence[Request], target: PlanningTarget, outside: Mapping[str, OutsideVariant] | None = None
 ) -> list[Cell]:
-    """Return a cell for each job. Requests of the same job differ in an option that their variant does not have.
-
-    `outside`: the variants from outside this package that the command line names. Raises JobError with every invalid
-    value of all requests.
-    """
+    """Return a cell for each job. Raises JobError with every invalid value of all requests."""
     by_key: dict[str, Cell] = {}
     errors: list[str] = []
     for request in requests:
@@ -87,6 +83,7 @@ def plan(
             job = replace(job, device=target.device)
         if outside and not job.scheduled:  # inputs change for all variants alike, as they do for one from outside
             job = replace(job, measure=replace(job.measure, fresh=True))
+        # Requests of the same job differ in an option that their variant does not have.
         cell = by_key.get(job.key) or Cell(request.index, job, skip_reason(job, target), overrides=request.overrides)
         if swept := [name for name in NOT_IN_KEY if getattr(job, name) != getattr(cell.job, name)]:
             errors.append(f"{swept[0]} doesn't make a job another one: run a sweep for each value of {swept[0]}")

@@ -24,11 +24,7 @@ class ResumeDecision:
 
 
 def decide(cells: Sequence[Cell], facts: Mapping[str, Any]) -> dict[int, ResumeDecision]:
-    """Return a decision for each cell, by its index, from the rows on disk.
-
-    `facts` are columns of this machine. A missing column counts as unchanged: the submitting host of a cluster does
-    not know the cluster's GPUs.
-    """
+    """Return a decision for each cell, by its index, from the rows on disk and the facts of this machine, if known."""
     keys = {cell.job.key for cell in cells}
     rows: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for output_dir in {cell.job.output_dir for cell in cells}:

@@ -45,20 +45,16 @@ _DEFAULTS_OF_USERS = {"SBATCH_PARTITION", "SBATCH_ACCOUNT", "SBATCH_QOS", "SBATC
 
 
 def drop_client_variables(settings: SlurmSettings | None = None) -> None:
-    """Delete variables of this process's environment that would change what Slurm's commands do or answer.
-
-    A user's defaults of settings that are null stay. sbatch would prefer the others to its arguments in a script.
-    """
+    """Delete variables that change what Slurm's commands do or answer. A user's defaults of null settings stay."""
     for name in filter(_CLIENT_VARIABLE.match, list(os.environ)):
         if name not in _DEFAULTS_OF_USERS or getattr(settings, name.removeprefix("SBATCH_").lower(), None):
             del os.environ[name]
 
 
 def states(job_ids: Iterable[str]) -> dict[str, str]:
-    """Return the state of each job from `squeue` or, for jobs that it no longer lists, from `sacct`.
+    """Return the state of each job, as `RUNNING` or `PENDING (Resources)`. Raises JobError without Slurm.
 
-    A pending job's state has the reason why it does not run, as `PENDING (Resources)`. A job is missing in the result
-    if its state cannot be queried now. It is GONE if neither command knows it. Raises JobError without Slurm.
+    Nothing is returned if Slurm does not answer now. A job that neither squeue nor sacct knows is GONE.
     """
     if not (asked := set(job_ids)):
         return {}
@@ -74,10 +70,7 @@ def states(job_ids: Iterable[str]) -> dict[str, str]:
 
 
 def answer(*command: str) -> subprocess.CompletedProcess[str]:
-    """Return what one of Slurm's commands answers. One that is silent for long has failed.
-
-    Raises JobError if Slurm is not installed, and Terminated if a signal comes.
-    """
+    """Return what one of Slurm's commands answers; one that is silent for long has failed. Raises JobError."""
     try:
         process = subprocess.Popen(command, text=True, stdin=DEVNULL, stdout=PIPE, stderr=PIPE)
     except FileNotFoundError:

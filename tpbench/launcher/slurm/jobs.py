@@ -49,10 +49,7 @@ class Slurm(Runner):
         """By the cell's index: an attempt of an earlier sweep, with the number of the job that still runs it."""
 
     def recover(self, cells: Sequence[Cell]) -> dict[int, str]:
-        """Store the rows of jobs that ended without one, end the jobs of abandoned attempts, and adopt the others.
-
-        Returns, by the cell's index, the description of each job that is still queued or running. `run` waits for it.
-        """
+        """Store the rows of jobs that ended without one, end the jobs of abandoned attempts, and adopt the others."""
         by_key = {cell.job.key: cell for cell in cells}
         unfinished = list(left_behind({cell.job.output_dir for cell in cells}, by_key.keys()))
         unwanted = [attempt for attempt in unfinished if not is_wanted(attempt)]

@@ -41,10 +41,7 @@ def record(attempt: Attempt, job_id: str) -> None:
 
 
 def close_if_ended(attempt: Attempt, state: str) -> Attempt | None:
-    """Return the attempt with its row, which is written now if the job has ended without one, as `state` says.
-
-    Returns None while the job may still write the row, and for an abandoned attempt without one.
-    """
+    """Return the attempt with its row, written now if its job ended without one. None: a row may come, or none may."""
     if not (attempt.has_row or (state in ENDED and is_wanted(attempt))):
         return None
     job_id = job_of(attempt)
