@@ -1,12 +1,9 @@
 """`tpbench report`: tables, pages and pictures made from rows."""
 
 import argparse
-import json
 import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -24,7 +21,6 @@ from tpbench.results.read import plain_rows
 from tpbench.settings import JobError
 from tpbench.suggestions import unknown
 from tpbench.tables import Document
-from tpbench.workloads import workloads
 from tpbench.workloads.study_data import Picture
 
 CHOSEN_BY_LAUNCHER = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS")
@@ -42,8 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.repeat is None and (older := len(frame) - len(newest(frame))):
         left_out = f"{older} older {'row is' if older == 1 else 'rows are'} not shown"
         print(f"report: {left_out}, because a newer one is of the same cell: see --only sweep_id=ID", file=sys.stderr)
-    if content is not None:
-        command_line.write(content, options, options.study or options.plot or "")
+    command_line.write(content, options, options.study or options.plot or "")
     return 0
 
 
@@ -89,8 +84,8 @@ def _check(options: argparse.Namespace) -> None:
         raise JobError("--format html is for a file: say -o report.html")
 
 
-def _content(frame: pd.DataFrame, options: argparse.Namespace) -> Document | Picture | str | None:
-    """Return what the options ask for, or None if it was written to several files."""
+def _content(frame: pd.DataFrame, options: argparse.Namespace) -> Document | Picture | str:
+    """Return what the options ask for."""
     if options.repeat is not None:
         return f"{row_command(frame, options.repeat)}\n"
     if options.format == "html":
@@ -99,9 +94,6 @@ def _content(frame: pd.DataFrame, options: argparse.Namespace) -> Document | Pic
         return page(frame, options.metric)
     if options.format == "svg":
         return study_picture(frame, options.study) if options.study else plot(arrange_rows(frame), options.plot)
-    if options.format == "json" and options.output and not options.output.suffix:
-        write_documents(newest(frame), options.output)
-        return None
     if options.study is not None or options.columns is not None:
         columns = [] if options.columns is None else [*map(str.strip, options.columns.split(","))]
         check_columns(columns, frame)
@@ -129,18 +121,3 @@ def row_command(frame: pd.DataFrame, row_id: str) -> str:
             raise JobError(f"no command line can hold the stored value of {name}: it has control characters")
     environment = [f"{name}={shlex.quote(value)}" for name, value in recorded.items()]
     return " ".join([*environment, "python -m tpbench", shlex.join(shlex.split(overrides))])
-
-
-def write_documents(frame: pd.DataFrame, folder: Path) -> None:
-    """Write a JSON file for each row whose workload defines a document. Raises JobError if there is none."""
-    written: dict[Path, dict[str, Any]] = {}
-    for row in sorted(plain_rows(frame), key=lambda row: str(row["row_id"])):
-        if (workload := workloads().get(row["workload"])) and (named := workload.document(row)):
-            file = folder / f"{named[0]}.json"
-            written[file if file not in written else folder / f"{named[0]}_{row['row_id']}.json"] = named[1]
-    if not written:
-        raise JobError("--format json: none of these rows is a correct row of a workload with JSON documents")
-    folder.mkdir(parents=True, exist_ok=True)
-    for file, content in written.items():
-        file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        print(f"report: wrote {file}", file=sys.stderr)

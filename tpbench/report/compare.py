@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     for name in allowed:
         if name not in ACROSS:
             raise JobError(unknown("column to compare across", name, ACROSS))
-    before, after, remark = read_sides(options.before, options.after, options.rows)
+    before, after, remark = read_sides(options.before, options.after)
     shown = metric(options.metric or command_line.default_time(pd.concat([before, after])))
     pairs = pair_cells(before, after)
     if not any(pair.before and pair.after for pair in pairs):
@@ -125,18 +125,18 @@ def _summary(comparison: Comparison) -> str:
     )
 
 
-def read_sides(before: str, after: str, places: Sequence[str]) -> tuple[pd.DataFrame, pd.DataFrame, str]:
+def read_sides(before: str, after: str) -> tuple[pd.DataFrame, pd.DataFrame, str]:
     """Return the rows of both sides, and a remark if they share rows, which then count for the smaller side only.
 
-    A side is a folder, a file, a glob, or the id of a sweep whose rows are in `places`. Commas separate several.
+    A side is a folder, a file or a glob. Commas separate several.
     """
-    sides = {name: _rows(name, places) for name in (before, after)}
+    sides = {name: _rows(name) for name in (before, after)}
     names = {name: side["row_id"].astype(str) + " " + side["started_at"].astype(str) for name, side in sides.items()}
     shared = {*names[before]} & {*names[after]}
     if shared == {*names[before]} == {*names[after]}:
         raise JobError(
-            f"{before} and {after} are the same {len(shared)} rows, so there is nothing to compare. Name two sweeps "
-            f"of them instead: {_newest_sweeps(sides[after])}"
+            f"{before} and {after} are the same {len(shared)} rows, so there is nothing to compare. "
+            "`tpbench rows PLACE --only sweep_id=ID --into FOLDER` copies the rows of one sweep"
         )
     larger, smaller = (before, after) if len(sides[before]) >= len(sides[after]) else (after, before)
     sides[larger] = sides[larger][~names[larger].isin(shared)]
@@ -144,36 +144,10 @@ def read_sides(before: str, after: str, places: Sequence[str]) -> tuple[pd.DataF
     return sides[before], sides[after], remark
 
 
-def _rows(side: str, places: Sequence[str]) -> pd.DataFrame:
-    """Return the rows of one side: folders, files and globs, or sweeps of `places`."""
-    names = [side] if _is_place(side) else [name for name in side.split(",") if name]
-    if not names or any(map(_is_place, names)):
-        return command_line.read_rows([command_line.rows_of(name) for name in names or [side]])
-    folders = [str(user_path(place, "--rows")) for place in places]
-    where = ", ".join(folders)
-    try:
-        frame = command_line.read_rows(folders)
-    except JobError:
-        missing = f"no such folder or file: {', '.join(str(user_path(name)) for name in names)}"
-        raise JobError(f"{missing}, and no sweeps in {where} (see --rows)") from None
-    sweeps, chosen = frame["sweep_id"].dropna().astype(str).unique(), set[str]()
-    for name in names:
-        matches = [sweep for sweep in sweeps if sweep.startswith(name) or sweep.endswith(name)]
-        if len(matches) != 1:
-            problem = f"{len(matches)} sweeps of {where} match" if matches else "no such folder, file or sweep:"
-            raise JobError(f"{problem} {name}. Newest sweeps in {where}: {_newest_sweeps(frame)}")
-        chosen.update(matches)
-    return frame[frame["sweep_id"].isin(chosen)]
-
-
-def _is_place(name: str) -> bool:
-    path = str(user_path(name, "a side"))
-    return Path(path).exists() or bool(glob.glob(path, recursive=True))  # noqa: PTH207  absolute patterns
-
-
-def _newest_sweeps(frame: pd.DataFrame) -> str:
-    sweeps = frame.groupby("sweep_id")["started_at"].agg(["min", "size"]).sort_values("min").tail(3)[::-1]
-    return ", ".join(f"{name} ({counted(count, 'row')})" for name, count in sweeps["size"].items()) or "none"
+def _rows(side: str) -> pd.DataFrame:
+    path = str(user_path(side, "a side"))
+    is_one = Path(path).exists() or glob.glob(path, recursive=True)  # noqa: PTH207  absolute patterns
+    return command_line.read_rows([command_line.rows_of(name) for name in ([side] if is_one else side.split(","))])
 
 
 def _parser() -> command_line.ReportParser:
@@ -185,10 +159,9 @@ def _parser() -> command_line.ReportParser:
         f"{BLIND} if nothing got worse, but a change of {changes.TO_SEE:.2g} thresholds could not have been seen.",
         epilog=f"{changes.FALSE_ALARMS}. To see more, run both sweeps several times, in turns, and name all of them.",
     )
-    add, side = parser.add_argument, "folder, file or glob of rows, or the id of a sweep; commas separate several"
+    add, side = parser.add_argument, "folder, file or glob of rows; commas separate several"
     add("before", help=side)
     add("after", help="the same")
-    add("--rows", nargs="+", default=["outputs"], metavar="PLACE", help="where the rows of sweeps are (outputs)")
     parser.add_test(0.03)
     simulate = "also say how surely such rows show a change of this size, say 5%%"
     add("--simulate", type=command_line.share, metavar="SHARE", help=simulate)

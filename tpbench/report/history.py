@@ -76,8 +76,8 @@ def all_levels(frame: pd.DataFrame, shown: Metric) -> History:
 
 
 def _document(history: History, comparison: Comparison, all_cells: bool) -> Document:
-    by_name = {change.name: change for change in comparison.changes}
     """Return the levels of all cells, or of those whose newest level changed, with a verdict on it."""
+    by_name = {change.name: change for change in comparison.changes}
     shown, unchanged = comparison.metric, (changes.SAME, changes.UNCLEAR)
     changed = {change.name for change in comparison.changes if change.verdict not in unchanged}
     failing = sum(change.verdict == changes.FAILS for change in comparison.changes)

@@ -16,7 +16,7 @@ NO_PATHS = {"list", "docs", "test", "profile"}
 """Commands that take no path."""
 LINES = {
     "report": ["report PATH", "report outputs -o PATH"],
-    "compare": ["compare PATH outputs", "compare a b --rows PATH", "compare a b -o PATH"],
+    "compare": ["compare PATH outputs", "compare a b -o PATH"],
     "history": ["history PATH", "history outputs -o PATH"],
     "predict": ["predict --tokens 4 --vocab 8 --tp 1 --rows PATH"],
     "collect": ["collect PATH"],

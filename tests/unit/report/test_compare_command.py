@@ -182,8 +182,8 @@ def test_a_metric_that_rows_lack(compare, tmp_path, capsys):
 
 
 def test_other_conditions_are_pointed_out_once(compare, tmp_path, capsys):
-    before, after, said = {"bound": "host"}, {"bound": "host"}, "host-bound before and after"
-    code, lines, _ = compare(cells(**before), cells(run="again", **after))
+    said = "kernels_version a and b"
+    code, lines, _ = compare(cells(kernels_version="a"), cells(run="again", kernels_version="b"))
     assert code == 0 and [line["note"] for line in lines.values()] == [said] * 2
     main(["compare", str(tmp_path / "before"), str(tmp_path / "after")])
     shown = capsys.readouterr().out

@@ -64,9 +64,3 @@ def test_a_note_counts_what_rows_mix(add, frame):
     add("triton_tp", 1.0, vocab=2, host="a", git_commit="2")
     mixed = "mixes 2 hosts (a, b), 2 commits"
     assert note(frame) == f"This table {mixed}"
-
-
-def test_a_note_names_settings_in_which_measurements_differ(add, frame):
-    for variant, budget in (("triton_tp", 0.5), ("quack", 3.0), ("quack", 2.0)):
-        add(variant, 1.0, job={"time_budget_s": budget, "precision": 0.01})
-    assert note(frame) == "This table mixes time_budget_s 0.5, 2.0"

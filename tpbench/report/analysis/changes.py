@@ -128,20 +128,14 @@ class Comparison:
         return max(reach, math.log1p(threshold))
 
     def method(self) -> list[str]:
-        """Return what the verdicts mean, how runs scatter, and the false-alarm rate, as sentences."""
+        """Return what the verdicts mean and the false-alarm rate, as sentences."""
         above, below = verdict_words(self.metric)
-        sentences = [
+        return [
             f"{above}, {below}: {self.metric.name} differs by more than {100 * self.threshold:.3g}%, and a t test has "
             f"p < {ALPHA - COMMON_ALPHA} after correction for {len(self.tested)} cells. {UNCLEAR}: runs may scatter "
             "that much. `python -m tpbench docs reading` explains the columns.",
             f"{FALSE_ALARMS}.",
         ]
-        if self.scatter.freedom:
-            sentences[1] += (
-                f" Repeated rows of a cell ({self.scatter.freedom} more than one a side) scatter "
-                f"{self.scatter.factor**0.5:.2g} times as much as assumed, which is taken into account."
-            )
-        return sentences
 
 
 def verdict_words(shown: Metric) -> tuple[str, str]:

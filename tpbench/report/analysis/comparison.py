@@ -98,17 +98,15 @@ class Scatter(NamedTuple):
 
     assumed: RunSpread
     factor: float = 1.0
-    freedom: int = 0
-    """Degrees of freedom: repeated rows minus one for each side of a cell. 0: no cell has repeated rows."""
 
     @classmethod
     def of(cls, shown: Metric, groups: Sequence[Sequence[Row]]) -> "Scatter":
         """Return the scatter of repeated rows. A group is one cell on one side."""
         assumed, _ = _spread_and_clock(next(itertools.chain.from_iterable(groups), {}), shown)
         repeated = [seen for group in groups if len(seen := observations(group, shown)) > 1]
-        freedom = sum(map(len, repeated)) - len(repeated)
+        freedom = sum(map(len, repeated)) - len(repeated)  # 0: no cell has repeated rows
         total = sum(_squares(group) / _assumed(group) for group in repeated)
-        return cls(assumed, (assumed.freedom + total) / (assumed.freedom + freedom), freedom)
+        return cls(assumed, (assumed.freedom + total) / (assumed.freedom + freedom))
 
 
 class Ratio(NamedTuple):

@@ -31,8 +31,6 @@ _NOTED = ("host", "gpu_count", "cpu_count", "package_versions", *_CODE)
 """Columns whose difference is noted but permitted. So are the recorded variables of the environment."""
 _STACK = (*(name for name in ACROSS if name != "memory_limit_gib"), "package_versions", *_CODE)
 _OF_PLACE = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-_SPEEDS, _SPEED_SHARE = ("copy_gb_per_s", "sm_clock_mhz", "memory_clock_mhz"), 0.03
-"""Columns of speeds, and the smallest difference that is noted."""
 _ALWAYS = {"workload": None, "variant": None, "device": None, "graph": False, "fresh": False, "nodes": 1}
 _ALWAYS |= {"tp_size": None, "dp_size": 1}
 """Columns of every cell's identity, with their defaults."""
@@ -65,16 +63,6 @@ def remarks(before: Record, after: Record, allowed: Collection[str] = ()) -> lis
     for name in sorted({*left, *right} - {*_OF_PLACE}) if left and right else ():
         one, other = (value_text(variables.get(name, "unset")) for variables in (left, right))
         notes += [f"{name} {one} and {other}"] if one != other else []
-    marks = {"before": records.remark_marks(before), "after": records.remark_marks(after)}
-    for mark in dict.fromkeys("".join(marks.values())):
-        notes.append(f"{records.mark_word(mark)} {' and '.join(side for side in marks if mark in marks[side])}")
-    one, other = ("warm" if row.get("warm") or row.get("jobs_before") else "cold" for row in (before, after))
-    if one != other:  # earlier jobs ran in the processes of one side, or in their torchrun
-        notes.append(f"{one} processes before, {other} processes after")
-    for name in _SPEEDS:
-        old, new = before.get(name), after.get(name)
-        if old and new and abs(new / old - 1) > _SPEED_SHARE:
-            notes.append(f"{name} {new / old - 1:+.0%}")
     return notes
 
 

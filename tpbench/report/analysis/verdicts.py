@@ -28,8 +28,6 @@ DOUBTS = {
 GOOD = "good"
 PROVENANCE = {"host": "hosts", "git_commit": "commits", "kernels_version": "kernel versions"}
 """Columns in which rows of a table should agree, with the plural of their meaning."""
-MEASURED_WITH = ("time_budget_s", "min_iterations", "max_iterations", "precision")
-"""Settings of the measurement. They split no problem."""
 
 
 class ProblemVerdict(NamedTuple):
@@ -187,15 +185,11 @@ def _problem_name(row: Record) -> str:
 
 
 def mixing_note(grid: RecordGrid) -> str:
-    """Return sentences about the hosts, versions, settings and inputs that a grid's rows mix, or an empty text."""
+    """Return sentences about the hosts, versions and inputs that a grid's rows mix, or an empty text."""
     kinds = []
     for name, plural in PROVENANCE.items():
         if len(values := sorted({value_text(record[name]) for record in grid.records if record[name]})) > 1:
             kinds.append(f"{len(values)} {plural}" + (f" ({', '.join(values)})" if name == "host" else ""))
-    jobs = [records.json_object(record["job"]) for record in grid.records]
-    for name in MEASURED_WITH:
-        if len(values := sorted({str(job[name]) for job in jobs if name in job})) > 1:
-            kinds.append(f"{name} {printable(', '.join(values), 60)}")
     sentences = [f"This table mixes {', '.join(kinds)}"] if kinds else []
     if any(len({bool(record["fresh"]) for record in line if record}) > 1 for line in grid.lines.values()):
         sentences.append("Rows with fresh=true have inputs that change, and are compared only with each other")
