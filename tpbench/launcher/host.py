@@ -13,7 +13,7 @@ from tpbench.launcher.display import Display
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.planning.plan import Cell, ThisHost
 from tpbench.launcher.runner import Runner
-from tpbench.launcher.torchrun import LOOPBACK, Rendezvous, Torchrun, shared_needs
+from tpbench.launcher.torchrun import Rendezvous, Torchrun, shared_needs
 from tpbench.measure import machine
 from tpbench.measure.session import STEPS_FILE
 from tpbench.settings import JobError
@@ -22,7 +22,9 @@ from tpbench.settings import JobError
 class Host(Runner):
     """Runs cells in the given order, as soon as their GPUs are free."""
 
-    def __init__(self, options: SweepOptions, rendezvous: Callable[[int], Rendezvous] = lambda cell: LOOPBACK) -> None:
+    def __init__(
+        self, options: SweepOptions, rendezvous: Callable[[int], Rendezvous] = lambda cell: Rendezvous()
+    ) -> None:
         """`rendezvous`: where this host meets the other nodes of a Slurm job, by the index of the cell."""
         if not options.wait:
             raise JobError("wait=false is for clusters: it needs hydra/launcher=torchrun_slurm")

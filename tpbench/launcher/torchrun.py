@@ -9,8 +9,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -40,24 +40,16 @@ SIGNAL_S = 0.5
 """Time in which a signal reaches this process that has ended a torchrun: Slurm sends one to all processes of a job."""
 
 
-@dataclass(frozen=True)
-class Rendezvous:
-    """The address at which the nodes of a job meet."""
+class Rendezvous(NamedTuple):
+    """Where the nodes of a job meet: at the address and port of node 0's store, which is a file for one node."""
 
-    nodes: int
-    endpoint: str
-    """Address and port of the store, which lives on the first node. Empty for one node, whose store is a file."""
-    local_addr: str
-    """The address of this node, as the other nodes reach it."""
+    nodes: int = 1
+    endpoint: str = ""
+    local_addr: str = "127.0.0.1"
     node: int = 0
-    """Number of this node. Node 0 runs the store."""
 
 
-LOOPBACK = Rendezvous(1, "", "127.0.0.1")
-"""Rendezvous of a job on one node."""
-
-
-def command(job: Job, file: Path, log_dir: Path, rendezvous: Rendezvous = LOOPBACK) -> list[str]:
+def command(job: Job, file: Path, log_dir: Path, rendezvous: Rendezvous = Rendezvous()) -> list[str]:
     """Return the torchrun line of a job on this host. `file`: the task, or the list of tasks of ranks that stay."""
     # A public name that is the same on every node and differs for every other job.
     cell = file.parent if rendezvous.nodes == 1 else file.parent.parent
@@ -169,9 +161,9 @@ class Torchrun:
     """A torchrun on leased GPUs, with the attempts that run in it now: one, or the interleaved ones of a problem."""
 
     def __init__(
-        self, attempts: Sequence[Attempt], lease: Lease, stays: bool = False, rendezvous: Rendezvous = LOOPBACK
+        self, attempts: Sequence[Attempt], lease: Lease, stays: bool = False, rendezvous: Rendezvous = Rendezvous()
     ) -> None:
-        """Start it. The attempts have begun. `rendezvous`: where it meets the torchruns of a job's other nodes."""
+        """Start it. The attempts have begun."""
         first, folder = attempts[0], attempts[0].folder
         self.lease, self.rendezvous, self.needs = lease, rendezvous, shared_needs(attempts)
         self.unfinished: list[list[Attempt]] = []

@@ -22,6 +22,7 @@ class PlanningTarget(Protocol):
 
     def nodes_of(self, job: Job) -> int:
         """Return the number of nodes that the job takes."""
+        return 1
 
     def skip_reason(self, job: Job) -> str | None:
         """Return why the target is too small for the job, or None if it isn't."""
@@ -37,7 +38,6 @@ class Request:
 
     index: int
     values: dict[str, Any]
-    """Flat field names to plain values."""
     chosen: list[str]
     """Fields that the command line set."""
     overrides: str = ""
@@ -51,13 +51,11 @@ class Cell:
     index: int
     job: Job
     skip_reason: str | None
-    """Why the cell is skipped, or None if it runs."""
     label: str = ""
     """Text of the job, with the fields that distinguish this cell from others of the sweep."""
     ignored: tuple[str, ...] = ()
     """Options and settings that the command line set and that cannot change the cell."""
     overrides: str = ""
-    """Arguments of a command line, for a shell, that make this cell."""
 
     def __str__(self) -> str:
         return self.label or str(self.job)
@@ -160,9 +158,6 @@ class ThisHost(PlanningTarget):
     @property
     def device(self) -> Literal["cuda", "cpu"]:
         return "cuda" if self.gpus else "cpu"
-
-    def nodes_of(self, job: Job) -> int:
-        return 1
 
     def memory_gib(self) -> tuple[float | None, float | None]:
         from tpbench.predict.target import this_gpu  # with pandas

@@ -117,7 +117,7 @@ def _query(command: list[str], job_ids: Iterable[str]) -> dict[str, str] | None:
 
 
 class Layout(NamedTuple):
-    """Nodes with the same number of ranks on each. Cells with the same layout share arrays."""
+    """Nodes with equally many ranks. Cells with the same layout share arrays."""
 
     nodes: int
     ranks_per_node: int
@@ -131,7 +131,7 @@ class Partition(PlanningTarget):
     gpus_per_node: int
     cores_per_node: int
     nodes: int
-    """Nodes of the partition, including nodes that are down. If the user chose none, of the largest partition."""
+    """Of the largest partition if the user chose none, also those that are down."""
 
     @classmethod
     def find(cls, settings: SlurmSettings) -> Self:
@@ -145,7 +145,7 @@ class Partition(PlanningTarget):
             nodes[partition] += int(number)
         cores = max(int(re.sub(r"\D", "", cores) or 1) for _, _, cores, _ in kinds)
         gpus = max(sum(map(int, re.findall(r"gpu(?::[^:,(]+)?:(\d+)", gpus))) for _, _, _, gpus in kinds)
-        if _torch_without_cuda():  # which cannot use the GPUs that sinfo reports
+        if str(machine.version("torch")).endswith("+cpu"):  # it cannot use the GPUs that sinfo reports
             gpus = 0
         return cls(settings.gpus_per_node or gpus, settings.gpus_per_node or cores, max(nodes.values()))
 
@@ -182,7 +182,3 @@ def _sinfo(*options: str) -> list[str]:
         what = "hydra/launcher=torchrun_slurm needs a Slurm cluster, and none answers"
         raise JobError(f"{what}: sinfo says {error}; use a login node of the cluster")
     return answered.stdout.splitlines()
-
-
-def _torch_without_cuda() -> bool:
-    return str(machine.version("torch")).endswith("+cpu")

@@ -24,7 +24,7 @@ from tpbench.launcher.runner import Runner
 from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.cluster import ENDED, Layout, Partition
 from tpbench.launcher.slurm.submitted import SUBMITIT, close_if_ended, is_wanted, job_of, left_behind, record
-from tpbench.launcher.torchrun import LOOPBACK, Rendezvous
+from tpbench.launcher.torchrun import Rendezvous
 from tpbench.measure import machine
 from tpbench.measure.session import STEPS_FILE
 from tpbench.settings import JobError
@@ -174,7 +174,6 @@ class NodeTask:
     """The function that submitit pickles and calls on each node. So its class must be importable there."""
 
     folders: tuple[str, ...]
-    """The folders of the cells, on the shared file system."""
     options: SweepOptions
 
     def __call__(self) -> None:
@@ -188,7 +187,7 @@ class NodeTask:
             secret = Path(self.folders[0], SECRET_FILE).read_text()
             os.environ.update({SECRET: secret, **gloo_interface(rendezvous(0).local_addr)})
         restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
-        logs = f"node{here.node}" if restarts == "0" else f"node{here.node}.{restarts}"
+        logs = f"node{here.node}.{restarts}".removesuffix(".0")
         options = replace(self.options, reuse=False, order="sequential") if len(hosts) > 1 else self.options
         host = Host(options, rendezvous)
         attempts = []
@@ -232,14 +231,10 @@ class NodeTask:
 def _rendezvous(job_id: int, node: int, hosts: list[str]) -> Callable[[int], Rendezvous]:
     """Return a function that returns the rendezvous of a cell, by the cell's index."""
     if len(hosts) == 1:
-        return lambda cell: LOOPBACK
+        return lambda cell: Rendezvous()
     first, local_addr = cluster.address(hosts[0]), address_towards(cluster.address(hosts[0 if node else 1]))
-
-    def rendezvous(cell: int) -> Rendezvous:
-        port = 10_000 + (job_id + 97 * cell) % 20_000  # below the ports that systems use for outgoing connections
-        return Rendezvous(len(hosts), f"{first}:{port}", local_addr, node)
-
-    return rendezvous
+    # The ports are below those that systems use for outgoing connections.
+    return lambda cell: Rendezvous(len(hosts), f"{first}:{10_000 + (job_id + 97 * cell) % 20_000}", local_addr, node)
 
 
 def address_towards(peer: str) -> str:
@@ -252,9 +247,6 @@ def address_towards(peer: str) -> str:
 
 def gloo_interface(address: str) -> dict[str, str]:
     """Return the variable that makes gloo use the interface with this IP address, unless the user has set it."""
-    if "GLOO_SOCKET_IFNAME" in os.environ:
-        return {}
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(entry.address.partition("%")[0] == address for entry in addresses):
-            return {"GLOO_SOCKET_IFNAME": name}
-    return {}
+    interfaces = [(name, entry.address) for name, entries in psutil.net_if_addrs().items() for entry in entries]
+    names = [name for name, of_interface in interfaces if of_interface.partition("%")[0] == address]
+    return {} if "GLOO_SOCKET_IFNAME" in os.environ or not names else {"GLOO_SOCKET_IFNAME": names[0]}

@@ -15,7 +15,6 @@ from tpbench.launcher.slurm.cluster import ENDED
 from tpbench.results.read import load, plain_rows
 from tpbench.settings import JobError, path_argument
 from tpbench.suggestions import printable
-from tpbench.tables import aligned_lines
 from tpbench.worker.task import TASK_FILE
 
 SUBMITIT = "slurm"
@@ -80,29 +79,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Write the rows of Slurm jobs that ended without one, and print the state of each cell.",
         epilog="The exit code is 0 if all cells ended well, 1 if one failed, 3 if some are not done yet.",
     )
-    parser.add_argument(
-        "sweep", type=path_argument, help="a sweep's folder, OUTPUT_DIR/sweeps/SWEEP_ID; of OUTPUT_DIR: list its sweeps"
-    )
+    parser.add_argument("sweep", type=path_argument, help="a sweep's folder, OUTPUT_DIR/sweeps/SWEEP_ID")
     sweep: Path = parser.parse_args(arguments).sweep.absolute()
     cluster.drop_client_variables()
     try:
-        if sweeps := sorted(sweep.glob("sweeps/*/")):
-            return _list(sweeps)
         if not (attempts := attempts_of(sweep)):
-            parser.error(f"{sweep} is no sweep's folder: it contains no cells that this version understands")
+            sweeps = "".join(f"\n{folder}" for folder in sorted(sweep.glob("sweeps/*/")))
+            parser.error(f"{sweep} is no sweep's folder: it contains no cells that this version understands{sweeps}")
         return _collect(attempts)
     except JobError as error:
         parser.error(str(error))
-
-
-def _list(sweeps: Sequence[Path]) -> int:
-    """Print a line for each sweep of an output folder, the newest last, and return the exit code."""
-    lines = []
-    for sweep in sweeps:
-        have_rows = [attempt.has_row for attempt in attempts_of(sweep)]
-        lines.append([str(sweep), f"{len(have_rows)}", f"{sum(have_rows)}"])
-    print(*aligned_lines(("collect one of these sweeps", "cells", "with a row"), lines), sep="\n")
-    return 0
 
 
 def _collect(attempts: Sequence[Attempt]) -> int:
