@@ -395,6 +395,7 @@ def shared_rows_kernel(
         if SPEC.YIELDS:
             exists = leave_late(walk, row, came, n_parts, exchange, SPEC)
         terms = complete_rows(walk, step, row, counts, exists, state, own_label, inputs, values, outputs, scale, SPEC)
+        factors = state  # of no use without a gradient
         if SPEC.GRAD:
             factors = gradient_factors(state, terms, counts, SPEC)
         at_place = step % 2

@@ -153,6 +153,7 @@ def mixture_kernel(
         counts = rows_that_count(walk, row, label, SPEC)
         values = values[:6] + divergences + values[8:]
         terms = complete_rows(walk, step, row, counts, exists, state, state, inputs, values, outputs, scale, SPEC)
+        factors = state  # of no use without a gradient
         if SPEC.GRAD:
             factors = gradient_factors(state, terms, counts, SPEC)
         at_place = step % PLACES
