@@ -110,7 +110,7 @@ def test_it_opens_and_fits(chromium, report, width, dark):
 
 def test_the_first_screen_is_an_answer_and_the_rest_is_drawn_when_opened(chromium, report):
     look(chromium, report, 1280)
-    assert chromium.find_element("css selector", ".answer").text.startswith("Fastest: triton_tp in ")
+    assert chromium.find_element("css selector", ".answer").text.startswith("Fastest in ")
     drawn = "return Array.from(document.querySelectorAll(arguments[0])).filter(part => part.checkVisibility()).length"
     figures, pictures = (chromium.execute_script(drawn, name) for name in ("figure", "figure svg"))
     assert figures == 1 and 0 < pictures < 20 and chromium.execute_script(drawn, ".sheet") == 2

@@ -2,10 +2,9 @@
 
 import argparse
 import io
-import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import pandas as pd
 from rich.console import Console
@@ -17,7 +16,7 @@ from tpbench.report.plots import render
 from tpbench.results.read import load, plain_rows
 from tpbench.results.schema import COLUMN_LIST, all_columns
 from tpbench.settings import JobError, path_argument, spelled, user_path
-from tpbench.suggestions import SYNONYMS, nearest, unknown
+from tpbench.suggestions import unknown
 from tpbench.tables import Document
 from tpbench.workloads.study_data import Picture
 
@@ -53,18 +52,6 @@ class ReportParser(argparse.ArgumentParser):
                 message = f"no format has the suffix {suffix}: use {valid}, or name a --format"
                 raise JobError(f"-o {options.output}: {message}")
         return options
-
-    def error(self, message: str) -> NoReturn:
-        """Print the message, with the option or filter that was meant, and exit with 2."""
-        if not (found := re.match(r"unrecognized arguments: (--?([^\s=]*)\S*)", message)):
-            super().error(message)
-        option, name = found.groups()
-        column = SYNONYMS.get(name, name.replace("-", "_"))
-        options = [known.lstrip("-") for known in self._option_string_actions]
-        meant = nearest(name, options).replace("did you mean ", "did you mean --")
-        if "only" in options and column in all_columns():
-            meant = f": --only {column}=VALUE selects rows"
-        self.exit(2, f"{self.prog}: no option is called {option}{meant} ({self.prog} --help lists all)\n")
 
     def add_filters(self) -> None:
         """Add the places of the rows and the filters."""

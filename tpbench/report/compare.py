@@ -109,12 +109,9 @@ def comparison_document(comparison: Comparison, simulated: float | None = None) 
 
 def _summary(comparison: Comparison) -> str:
     cells = comparison.changes
-    decided, others = (
-        Counter(change.verdict for change in cells if change.is_decided == is_decided) for is_decided in (True, False)
-    )
-    words = [", ".join(f"{count} {verdict}" for verdict, count in kind.most_common()) for kind in (decided, others)]
-    sentence = f"{counted(decided.total(), 'cell')} compared in {comparison.metric.name}{words[0] and f': {words[0]}'}"
-    sentence += f"; not compared: {words[1]}" if others else ""
+    verdicts = Counter(change.verdict for change in cells).most_common()
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts)
+    sentence = f"{counted(len(cells), 'cell')} by {comparison.metric.name}: {counts}"
     if not comparison.blind:
         return sentence
     seen = counted(sum(change.ratio is not None for change in cells), "cell")

@@ -89,21 +89,6 @@ def test_the_suffix_decides_the_format(add, tmp_path, name, beginning):
         assert file.read_text().startswith("workload,")
 
 
-@pytest.mark.parametrize(
-    "arguments, said",
-    [
-        (["outputs", "--metrc", "x"], "tpbench report: no option is called --metrc, did you mean --metric?"),
-        (["outputs", "--tp", "4"], "tpbench report: no option is called --tp: --only tp_size=VALUE selects rows"),
-        (["compare", "a", "b", "--treshold=1"], "tpbench compare: no option is called --treshold=1, did you mean"),
-    ],
-)
-def test_an_unknown_option_is_answered_in_one_line(capsys, arguments, said):
-    with pytest.raises(SystemExit) as end:
-        main(arguments)
-    printed = capsys.readouterr().err
-    assert end.value.code == 2 and printed.startswith(said) and printed.count("\n") == 1
-
-
 def test_a_folder_of_outputs_means_the_user_s_own_rows(add, tmp_path, capsys):
     """Without own rows it means the reference, and the report says so. More rows are shown if they are named."""
     add("pytorch_gather", 2.0)

@@ -102,7 +102,7 @@ def test_without_enough_samples_only_several_rows_tell():
 def test_a_value_that_says_nothing_cannot_be_compared():
     for value in (-1.0, math.nan, math.inf, None):
         found = change(record(), record(time_ms=value))
-        assert (found.verdict, found.notes) == ("not comparable", ["no time_ms after"])
+        assert (found.verdict, found.notes) == ("not comparable", ["time_ms is missing on a side"])
 
 
 def test_a_metric_that_was_zero_and_is_not_any_more_is_worse():

@@ -177,8 +177,8 @@ def test_a_metric_that_rows_lack(compare, tmp_path, capsys):
     after = cells(run="again")
     after[0]["peak_gib"] = None
     code, lines, said = compare(cells(), after, "--metric", "peak_gib")
-    assert code == 0 and {line["note"] for line in lines.values()} == {"no peak_gib after", ""}
-    assert "1 of 2 cells could not be compared; 1 of them: no peak_gib after" in said
+    assert code == 0 and {line["note"] for line in lines.values()} == {"peak_gib is missing on a side", ""}
+    assert "1 of 2 cells could not be compared; 1 of them: peak_gib is missing on a side" in said
 
 
 def test_other_conditions_are_pointed_out_once(compare, tmp_path, capsys):

@@ -46,14 +46,17 @@ def test_only_correct_measurements_win(add, judge):
     assert verdict.fastest.column == "triton_tp" and verdict.runner_up.column == "pytorch_gather"
     assert verdict.ratio.value == pytest.approx(2) and verdict.doubts == ()
     assert answer([verdict]) == (
-        "Fastest: triton_tp, at 88% of the hardware limit. pytorch_gather takes 2.00 times as long (device time)."
+        "Fastest in 1 problem: triton_tp. "
+        "triton_tp reaches 88% of the hardware limit and is 2.00 times as fast as the next variant (device time)."
     )
 
 
 def test_a_variant_without_a_competitor_is_not_called_fastest(add, judge):
     add("pytorch_gather", time_ms=2.0, fraction_of_floor=0.5, device="cpu", gpu_name=None)
     add("triton_tp", time_ms=9.0, interpreted=True, device="cpu", gpu_name=None)
-    assert answer(judge()) == "Measured alone: pytorch_gather, at 50% of the hardware limit (wall time)."
+    assert answer(judge()) == (
+        "Measured alone in 1 problem: pytorch_gather. pytorch_gather reaches 50% of the hardware limit (wall time)."
+    )
 
 
 def test_device_time_leads_and_the_clocks_may_disagree(add, judge):
@@ -95,8 +98,8 @@ def test_the_sentence_of_many_problems(add, judge):
             add(variant, **measured(time, vocab=vocab, fraction_of_floor=0.8 / time))
     found = judge()
     assert answer(found) == (
-        "Fastest: triton_tp in 2 of 3 compared problems (quack in 1), at 80% of the hardware limit. "
-        "quack takes 2.00 times as long (medians, device time)."
+        "Fastest in 3 problems: triton_tp 2, quack 1. triton_tp reaches 80% of the hardware limit "
+        "and is 2.00 times as fast as the next variant (medians, device time)."
     )
     add("megatron", **measured(0.1, vocab=8000))  # nothing to compare with
     assert answer(judge()) == answer(found)
@@ -111,7 +114,7 @@ def test_machines_are_judged_apart(add, judge):
     for variant, time in (("pytorch_gather", 1.0), ("pytorch_tp_manual", 2.0)):
         add(variant, **measured(time, vocab=64, device_ms=None, device="cpu", gpu_name=None, cpu_model="EPYC"))
     found = answers(judge())
-    assert found[0] == f"NVIDIA H200: {alone}" and found[1].startswith("EPYC: Fastest: pytorch_gather")
+    assert found[0] == f"NVIDIA H200: {alone}" and found[1].startswith("EPYC: Fastest in 1 problem: pytorch_gather")
 
 
 @pytest.mark.parametrize("others", [(), ("liger",)])

@@ -181,9 +181,8 @@ def _change(pair: CellPair, made: Comparison, allowed: Collection[str]) -> CellC
         return change
     change.notes, change.ratio = noted, compare(pair.before, pair.after, shown, made.scatter)
     if change.ratio is None:
-        sides = (("before", old), ("after", new))
-        if lacking := [side for side, value in sides if value is None or not 0 <= value < math.inf]:
-            change.notes = [f"no {shown.name} {' and '.join(lacking)}"]
+        if any(value is None or not 0 <= value < math.inf for value in (old, new)):
+            change.notes = [f"{shown.name} is missing on a side"]
         else:  # from or to 0: no ratio says that
             change.verdict = SAME if _is_small(change, shown) else verdict_words(shown)[new < old]  # type: ignore[operator]
             change.rows = (1, 1)

@@ -56,8 +56,9 @@ class ProblemVerdict(NamedTuple):
 
     @property
     def winner(self) -> str | None:
-        """The variant that is surely faster than the others, or None."""
-        return value_text(self.fastest["variant"]) if self.fastest and self.ratio and self.ratio.decided else None
+        """The variant that is surely faster than the others, or the only one, or None."""
+        decided = self.fastest and (self.ratio is None or self.ratio.decided)
+        return value_text(self.fastest["variant"]) if self.fastest and decided else None
 
 
 def verdicts_of(grid: RecordGrid, disputed: Collection[str] = ()) -> list[ProblemVerdict]:
@@ -107,36 +108,23 @@ def answer(all_verdicts: Sequence[ProblemVerdict]) -> str:
     measured = compared or [verdict for verdict in all_verdicts if verdict.fastest]
     if not measured:
         return "No row is both correct and a measurement."
-    winners = [verdict.winner for verdict in measured]
-    if not compared:
-        winners = [value_text(verdict.fastest["variant"]) for verdict in measured if verdict.fastest]
-    counts = Counter(filter(None, winners)).most_common()
-    if not counts:
-        return f"Undecided in {counted(len(measured), 'problem')}: two runs may differ as much by chance."
-    (winner, count), *others = counts
-    elsewhere = [f"{name} in {times}" for name, times in others]
-    elsewhere += [f"undecided in {winners.count(None)}"] if None in winners else []
-    text = f"{'Fastest' if compared else 'Measured alone'}: {winner}"
-    if len(measured) > 1:
-        which = f"{count} of" if elsewhere else "all"
-        text += f" in {which} {len(measured)} {'compared ' if compared else ''}problems"
-    text += f" ({', '.join(elsewhere)})" if elsewhere else ""
-    won = [verdict for verdict, name in zip(measured, winners, strict=True) if name == winner]
+    counts = Counter(verdict.winner for verdict in measured).most_common()
+    names = [f"{name or 'undecided'}{f' {count}' if count < len(measured) else ''}" for name, count in counts]
+    text = f"{'Fastest' if compared else 'Measured alone'} in {counted(len(measured), 'problem')}: {', '.join(names)}."
+    best = next((name for name, _ in counts if name), None)
+    won = [verdict for verdict in measured if best and verdict.winner == best]
     shares = [verdict.fastest["fraction_of_floor"] for verdict in won if verdict.fastest]
-    if shares := [share for share in shares if share is not None]:
-        text += f", at {100 * median(shares):.0f}% of the hardware limit"
-    if ratios := [verdict.ratio.value for verdict in won if verdict.ratio]:
-        names = {value_text(verdict.runner_up["variant"]) for verdict in won if verdict.runner_up}
-        next_name = names.pop() if len(names) == 1 else "The next variant"
-        text += f". {next_name} takes {ratio_text(median(ratios)).rstrip('x')} times as long"
-    middle = "medians, " if len(won) > 1 and (shares or ratios) else ""
-    clocks = " or ".join(sorted({verdict.clock.name for verdict in won}))
-    text += f" ({middle}{clocks} time)."
+    known, ratios = [share for share in shares if share], [verdict.ratio.value for verdict in won if verdict.ratio]
+    parts = [f"reaches {median(known):.0%} of the hardware limit"] if known else []
+    parts += [f"is {ratio_text(median(ratios)).rstrip('x')} times as fast as the next variant"] if ratios else []
+    if parts:
+        clocks = " or ".join(sorted({verdict.clock.name for verdict in won}))
+        text += f" {best} {' and '.join(parts)} ({'medians, ' * (len(won) > 1)}{clocks} time)."
     if pairs := [(verdict.smallest, verdict.fastest) for verdict in compared if verdict.smallest and verdict.fastest]:
         name, count = Counter(value_text(smallest["variant"]) for smallest, _ in pairs).most_common(1)[0]
         where = "" if count == len(pairs) else f" in {count} of {len(pairs)}"
-        parts = [smallest["peak_gib"] / fastest["peak_gib"] for smallest, fastest in pairs if fastest["peak_gib"]]
-        beside = f", with {median(parts):.0%} of the fastest variant's" if parts and median(parts) < 0.95 else ""
+        sizes = [smallest["peak_gib"] / fastest["peak_gib"] for smallest, fastest in pairs if fastest["peak_gib"]]
+        beside = f", with {median(sizes):.0%} of the fastest variant's" if sizes and median(sizes) < 0.95 else ""
         text += f" Least memory: {name}{where}{beside}."
     return text
 

@@ -99,26 +99,14 @@ def _sections(judged: Sequence[tuple[str, RecordGrid, Any]], metric_name: str | 
         text = heading(dict(item for item in grid.facts.items() if item not in shared)) or "All problems"
         filled = [name for name in TITLES if any(record[name] is not None for record in grid.records)]
         clock = next((clock.column for clock in DECIDING if clock.column in filled), WALL.column)
-        tables = [
-            (shown, metric_table(grid, shown)) for shown in map(metric, dict.fromkeys((metric_name or clock, *filled)))
-        ]
+        tables = []
+        for shown in map(metric, dict.fromkeys((metric_name or clock, *filled))):
+            table = metric_table(grid, shown)
+            caption = f"{TITLES[shown.name]} ({shown.name})" if shown.name in TITLES else shown.name
+            tables.append((caption, replace(table, notes=[*table.notes, *legend([table], shown)])))
+        figures = [_figure(grid, name, anchor) for name in dict.fromkeys((clock, CHAINED.column)) if name in filled]
         sections.append(
-            {
-                "anchor": anchor,
-                "grid": grid,
-                "heading": text,
-                "verdicts": of_grid,
-                "tables": [
-                    (
-                        f"{TITLES[shown.name]} ({shown.name})" if shown.name in TITLES else shown.name,
-                        replace(table, notes=[*table.notes, *legend([table], shown)]),
-                    )
-                    for shown, table in tables
-                ],
-                "figures": [
-                    _figure(grid, name, anchor) for name in dict.fromkeys((clock, CHAINED.column)) if name in filled
-                ],
-            }
+            {"anchor": anchor, "grid": grid, "heading": text, "verdicts": of_grid, "tables": tables, "figures": figures}
         )
     return sections
 
@@ -128,16 +116,10 @@ def _figure(grid: RecordGrid, name: str, anchor: str) -> dict[str, Any]:
     shown = metric(name)
     picture = plots.by_size(grid, name, for_page=True) if packages.installed("matplotlib") else None
     parts = [replace(picture, panels=(panel,)) for panel in picture.panels] if picture else []
-    bars = (
-        {}
-        if picture
-        else {
-            grid.problem_text(key, grid.varying): [
-                (at, record, value) for at, record in enumerate(line) if record and (value := value_of(record, shown))
-            ]
-            for key, line in grid.lines.items()
-        }
-    )
+    bars: dict[str, list[tuple[int, Record, float]]] = {}
+    for key, line in grid.lines.items() if picture is None else ():
+        measured = [(at, record, value_of(record, shown)) for at, record in enumerate(line) if record]
+        bars[grid.problem_text(key, grid.varying)] = [(at, row, value) for at, row, value in measured if value]
     return {
         "title": TITLES[name] + (" by size, with its floor" if picture else ""),
         "metric": shown,
