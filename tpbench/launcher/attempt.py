@@ -81,7 +81,6 @@ class Attempt:
 
     @property
     def has_result(self) -> bool:
-        """True if a rank has saved a result that is not a row yet."""
         return (self.task.folder / RESULT_FILE).exists()
 
     @property
@@ -94,7 +93,6 @@ class Attempt:
 
     @property
     def reason(self) -> str | None:
-        """Why the status is not ok."""
         return self.row["reason"] if self.row else self.note
 
     @property
@@ -125,7 +123,6 @@ class Attempt:
         return moved.with_columns(interleaved=None, interleaved_cells=None, log_dir=str(folder), **columns)
 
     def with_columns(self, **columns: Any) -> Self:
-        """Return the same attempt with more columns known."""
         return replace(self, task=self.task.with_columns(**columns))
 
     def close(self, status: str = "error", reason: str | None = None) -> Self:

@@ -56,7 +56,6 @@ class Display:
         self.running[cell.index] = (cell, status, waiting[2] if waiting else time.monotonic())
 
     def note(self, line: str, max_length: int = 200) -> None:
-        """Print a line."""
         self.printed = time.monotonic()
         self.console.print(printable(line, max_length), markup=False, highlight=False, soft_wrap=True)
 
@@ -134,9 +133,8 @@ class Display:
         if submitted := [attempt for attempt in attempts if attempt.row is None]:
             sweeps = sorted({str(attempt.folder.parent) for attempt in submitted})  # also earlier sweeps
             collect = "; ".join(shlex.join(["python", "-m", "tpbench", "collect", sweep]) for sweep in sweeps)
-            print(
-                f"cells left to Slurm: {len(submitted)}; {collect} or the same command with resume=true collects them"
-            )
+            left = f"cells left to Slurm: {len(submitted)}"
+            print(f"{left}; {collect} or the same command with resume=true collects them")
 
 
 def _result(attempt: Attempt) -> str:

@@ -73,7 +73,6 @@ class _Sweep:
     locks: CellLocks
     display: Display
     ended: dict[int, Attempt] = field(default_factory=dict)
-    """By the cell's index, the attempt at it."""
     replaced: dict[int, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     """By the cell's index: rows of failed attempts, which are deleted once the cell has a new row."""
 
@@ -123,7 +122,6 @@ class _Sweep:
             self._finish(attempt)
 
     def _finish(self, attempt: Attempt, quietly: bool = False) -> None:
-        """Record the last attempt at a cell, and print its result."""
         self.ended[attempt.cell.index] = attempt
         if attempt.row is not None:
             # Only now: a sweep that is killed before leaves both rows, and the next one that resumes deletes the old.

@@ -27,14 +27,7 @@ from tpbench.launcher.command_line import arguments
 from tpbench.launcher.command_line.outside_choices import command_line_variants
 from tpbench.launcher.display import QUIET_S
 from tpbench.launcher.host import Host
-from tpbench.launcher.options import (
-    CODE,
-    GROUPS,
-    SlurmSettings,
-    SweepOptions,
-    command_line_names,
-    store_defaults,
-)
+from tpbench.launcher.options import CODE, GROUPS, SlurmSettings, SweepOptions, command_line_names, store_defaults
 from tpbench.launcher.planning.plan import Request, plan, sweep_options
 from tpbench.launcher.planning.resume import decide
 from tpbench.launcher.runner import Runner, run_sweep
@@ -69,7 +62,6 @@ class TorchrunLauncher(Launcher):
         return [JobReturn(overrides=overrides, status=JobStatus.COMPLETED) for overrides in job_overrides]
 
     def runner(self, options: SweepOptions) -> Runner:
-        """Return what runs the cells. Raises JobError for an invalid option."""
         return Host(options)
 
     def _requests(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[Request]:
@@ -182,9 +174,8 @@ class SweepComposer:
             if refused := job_error(error):
                 raise refused from None
             key, reason = getattr(error, "full_key", None), str(error).partition("\n")[0]
-            raise JobError(
-                f"a value refers to another one that cannot be found: {f'{key}: ' * bool(key)}{reason}"
-            ) from None
+            place = f"{key}: " if key else ""
+            raise JobError(f"a value refers to another one that cannot be found: {place}{reason}") from None
         return dict(values)
 
 
@@ -203,7 +194,6 @@ def _check_files(config: Any, choices: Mapping[str, Any], names: Iterable[str]) 
         if config.get(group) not in (None, choices.get(group)):
             raise JobError(f"`{group}:` at the root of a file selects nothing: choose it in the file's `defaults:`")
     valid = {*command_line_names(), *GROUPS, "hub_ids", "shape_workload"}
-    if errors := [
-        unknown("field", name, valid, "python -m tpbench list fields") for name in names if name not in valid
-    ]:
+    errors = [unknown("field", name, valid, "python -m tpbench list fields") for name in names if name not in valid]
+    if errors:
         raise JobError("\n".join(f"in a configuration file: {error}" for error in errors))

@@ -26,8 +26,7 @@ from tpbench.worker.task import LIST_FILE, PROGRESS_FILE, JsonLines
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
 INSTALLED = PACKAGE_ROOT.name in ("site-packages", "dist-packages")
-"""True if Python finds this package without help. Such a folder must not be first on the path: its other packages could
-hide the standard library, or what the user put on the path."""
+"""True if Python finds this package by itself. Its folder must not be first on the path, and hide other modules."""
 
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 """Variables that keep NVLink multicast off in all jobs on GPUs. `tpbench.kernels.distributed` sets them too, but only
@@ -148,7 +147,6 @@ class ProcessTree:
         shutil.rmtree(self.store, ignore_errors=True)
 
     def _processes(self) -> list[psutil.Process]:
-        """Return the living processes of the job."""
         processes = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
@@ -168,10 +166,7 @@ class Torchrun:
         self.lease, self.rendezvous, self.needs = lease, rendezvous, shared_needs(attempts)
         self.unfinished: list[list[Attempt]] = []
         """Attempts that must run once more, in another torchrun: those of a list run together."""
-        self.over = False
-        """True if no process of it is left."""
-        self.runs = 0
-        """Times that attempts were submitted."""
+        self.over, self.runs = False, 0
         self.tasks: JsonLines | None = None
         self.progress: JsonLines | None = None
         if stays:
@@ -198,7 +193,6 @@ class Torchrun:
             self.tasks.append([str(attempt.task_file.absolute()) for attempt in self.running])
         self.runs += 1
         self.place = 0
-        """The place of the attempt that runs now."""
         self.spent_s = [0.0] * len(attempts)
         """Time that each attempt has run. It waits while others run with which it is interleaved."""
         self.looked_at = time.monotonic()
@@ -222,7 +216,10 @@ class Torchrun:
         self.end()  # only now: a rank that receives SIGTERM adds lines to its log
         if code:
             interrupts.sleep(SIGNAL_S)
-            self._wait_for_peers(cause)
+            # If the ranks of this node only lost their peers, another node stores a row with the reason.
+            deadline = time.monotonic() + 15 * (self.rendezvous.nodes > 1 and is_consequence(cause.folder))
+            while not (cause.has_row or cause.has_result) and time.monotonic() < deadline:
+                interrupts.sleep(0.2)
         return self._close(cause, status, reason)
 
     def end(self) -> None:
@@ -230,12 +227,6 @@ class Torchrun:
         if not self.over:
             self.tree.end()
         self.over = True
-
-    def _wait_for_peers(self, attempt: Attempt) -> None:
-        """Wait at most 15 s for the row of another node if the ranks of this one only lost their peers."""
-        deadline = time.monotonic() + 15 * (self.rendezvous.nodes > 1 and is_consequence(attempt.folder))
-        while not (attempt.has_row or attempt.has_result) and time.monotonic() < deadline:
-            interrupts.sleep(0.2)
 
     def _read_progress(self) -> str | None:
         """Read how far the ranks are. Return None while the attempts run, else why the ranks run no others, if so."""

@@ -98,7 +98,6 @@ class Tasks:
         self.files, self.jobs_before, self.progress = files, jobs_before, progress
         self.tasks = [Task.load(file) for file in files]
         self.now = self.tasks[0]
-        """The task that runs now."""
         self.cells: dict[int, Cell] = {}
         """The cells that are not finished, by the place of their task."""
         self.requests: dict[int, RoundRequest] = {}
@@ -174,14 +173,9 @@ class Tasks:
         columns |= {"memory_limit_gib": limit, "jobs_before": self.jobs_before}
         say("setting up")
         columns["start_s"] = max(0.0, (datetime.now(UTC) - task.started_at).total_seconds())
-        cell = self.cells[place] = Cell(
-            functools.partial(job.set_up, context),
-            context,
-            job.measure,
-            copy_gb_per_s(device),
-            job.interpreted,
-            interleaved=len(self.tasks) > 1,
-        )
+        set_up, interleaved = functools.partial(job.set_up, context), len(self.tasks) > 1
+        cell = Cell(set_up, context, job.measure, copy_gb_per_s(device), job.interpreted, interleaved=interleaved)
+        self.cells[place] = cell
         cell.begin()
         if cell.in_rounds:
             self.requests[place] = cell.request()
@@ -252,7 +246,6 @@ def _redirect_output(folder: Path) -> None:
 
 
 def _save(task: Task, status: str, reason: str | None, **columns: Any) -> None:
-    """Save the result, unless another rank has saved one."""
     from tpbench.measure import machine
 
     task.result(status, reason, environment=machine.recorded_environment(), **columns).save(task.folder)

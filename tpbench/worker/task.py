@@ -18,7 +18,6 @@ from tpbench.outside.variant import OutsideVariant
 from tpbench.settings import JobError
 
 TASK_FILE = "task.json"
-"""Name of the task's file in the folder of a cell."""
 
 LIST_FILE = "tasks.jsonl"
 """Name of the file with the list of tasks of a torchrun that stays. Each line is a list of task files: one task, or
@@ -29,7 +28,7 @@ PROGRESS_FILE = "progress.jsonl"
 list, of the task that runs now. A text ends a line of the list: why the ranks run no other one; empty if they do."""
 
 RESULT_FILE = "result.json"
-"""Name of the result's file in the folder of a cell. It exists as long as the cell has a result and no row."""
+"""It exists as long as the cell has a result and no row."""
 
 RESERVED_FILE = ".result.reserved"
 """Name of the file that holds the space for the result until a rank writes it."""
@@ -49,12 +48,10 @@ class Task:
     folder: Path
     """The cell's folder: logs, the result, and files that a workload leaves beside them."""
     started_at: datetime
-    """Start of the attempt, UTC."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Columns of the row that are known before the ranks start. The ranks copy them into the result."""
 
     def with_columns(self, **columns: Any) -> Self:
-        """Return the same task with more columns."""
         return replace(self, columns={**self.columns, **columns})
 
     def result(self, status: str, reason: str | None = None, **columns: Any) -> "Result":
@@ -96,7 +93,6 @@ class Result:
     status: str
     """ok, oom, wrong, timeout, error or skipped."""
     reason: str | None
-    """Why the status is not ok."""
     started_at: datetime
     finished_at: datetime
     columns: Mapping[str, Any]
@@ -155,7 +151,6 @@ class JsonLines:
         self.file, self.position = file, 0
 
     def append(self, value: Any) -> None:
-        """Add a line."""
         with self.file.open("a") as stream:
             stream.write(f"{json.dumps(value)}\n")
 

@@ -45,7 +45,6 @@ _ELEMENT = re.compile(r"""'[^']*'|"[^"]*"|[^,'"]+""")
 _PLAIN = re.compile(r"(?!(?:true|false|inf|nan)$)[A-Z_/][A-Z0-9_./:-]*", re.IGNORECASE)
 """A text that Hydra takes as it is: no number, no truth value, nothing with a meaning in Hydra's grammar."""
 _OF_HYDRA = re.compile(r"hydra[./]launcher\b|hydra\.(searchpath|mode)$")
-"""Settings of Hydra that count here."""
 
 
 def for_hydra(arguments: Sequence[str]) -> list[str]:

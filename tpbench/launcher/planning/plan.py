@@ -39,7 +39,6 @@ class Request:
     index: int
     values: dict[str, Any]
     chosen: list[str]
-    """Fields that the command line set."""
     overrides: str = ""
     """Arguments of a command line, for a shell, that make this job."""
 
@@ -153,7 +152,6 @@ class ThisHost(PlanningTarget):
     gpus: int
     cores: int = field(default_factory=machine.available_cores)
     gpu: str = ""
-    """Another GPU than that of this host: one of `machine.KNOWN_GPUS`."""
 
     @property
     def device(self) -> Literal["cuda", "cpu"]:

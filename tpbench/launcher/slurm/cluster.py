@@ -28,11 +28,9 @@ ENDED = frozenset(
 )  # fmt: skip
 """Final states of a job. GONE is tpbench's own name for a job that Slurm does not know any more."""
 
-UNKNOWN = "UNKNOWN"
-"""State of a job whose state cannot be queried now."""
+UNKNOWN = "UNKNOWN"  # the state of a job cannot be queried now
 
-POLL_S = 0.5
-"""Seconds between two queries of jobs that are about to end."""
+POLL_S = 0.5  # between two queries of jobs that are about to end
 
 ANSWER_S = 60.0
 """Longest wait for an answer of Slurm. A controller that is down keeps its clients waiting for minutes."""

@@ -17,8 +17,7 @@ from tpbench.settings import JobError, path_argument
 from tpbench.suggestions import printable
 from tpbench.worker.task import TASK_FILE
 
-SUBMITIT = "slurm"
-"""Folder of submitit's files in the folder of a sweep."""
+SUBMITIT = "slurm"  # folder of submitit's files in the folder of a sweep
 
 
 def job_of(attempt: Attempt) -> str:
@@ -35,7 +34,6 @@ def is_wanted(attempt: Attempt) -> bool:
 
 
 def record(attempt: Attempt, job_id: str) -> None:
-    """Note that this job runs the attempt."""
     replace_file(attempt.task.folder / JOB_FILE, job_id)
 
 
