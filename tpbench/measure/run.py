@@ -40,15 +40,10 @@ class Cell:
         interpreted: bool = False,
         interleaved: bool = False,
     ) -> None:
-        """Set the session up.
+        """`set_up` returns an `AuditedSession` or a session with a schedule, and again one for each copy.
 
-        Args:
-            set_up: returns an `AuditedSession` or a session with a schedule, and for the chained clock further copies.
-            settings: how to measure. `fresh` always holds for a variant from outside this package.
-            copy_gb_per_s: copy bandwidth of this machine in 1e9 bytes per second, for the floor.
-            interpreted: True if Triton's interpreter runs the kernels. A first pass that exceeds the time budget is
-                then the only one, and its time counts (`warmed_up` is false).
-            interleaved: True if other cells run in the same processes.
+        `interpreted`: Triton's interpreter runs the kernels. A first pass that exceeds the time budget is then the only
+        one. `interleaved`: other cells run in the same processes.
         """
         self.compiled_before_s = spent_s()
         self.set_up, self.session = set_up, set_up()
@@ -279,10 +274,7 @@ def cost_columns(costs: Costs, copy_gb_per_s: float) -> dict[str, Any]:
 
 
 def time_columns(samples: Mapping[str, Samples], costs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of each clock's samples: statistics over iterations of the maximum over ranks.
-
-    The fraction of the floor and the bandwidth are by device_ms, or without it by time_ms. `costs`: `cost_columns`.
-    """
+    """Return the statistics of each clock over iterations, on the slowest rank. `costs`: `cost_columns`."""
     columns: dict[str, Any] = {}
     for clock in TIMED:
         if clock.name in samples:

@@ -73,10 +73,7 @@ def _percent(density: float) -> str:
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
-    """Return a table of speed-ups by device time for each group, and one of the crossovers by both clocks.
-
-    A single density has no crossover.
-    """
+    """Return a table of speed-ups by device time for each group, and one of the crossovers by both clocks."""
     groups, dense = groups_of(rows), {row["label"] for row in rows if is_dense(row["variant"])}
     made = [_speedup_table(group) for group in groups]
     lines: list[tuple[TableCell | str, ...]] = [

@@ -54,11 +54,9 @@ def text_tokens(problem: EmbeddingGrad, rank: int) -> Tensor:
 
 
 def bigram_rows(tokens: Tensor, table_rows: int, out: Tensor | None = None) -> Tensor:
-    """Return the row of each token and the token before it, on the tokens' device.
+    """Return the row of each of the `tokens`, (steps, tokens) int32, and the token before it, in `out` if given.
 
     The first token of a step has no token before it, and has the last row. Integers wrap, as int32 does on a GPU.
-
-    tokens: (steps, tokens) int32. out: tensor of the same shape and dtype for the result.
     """
     rows = torch.empty_like(tokens) if out is None else out
     mixed = (tokens[:, 1:] * 36313).bitwise_xor_(tokens[:, :-1] * 27191)
@@ -71,10 +69,7 @@ class EmbeddingGradInputs:
     """A rank's gradient and tokens. It also knows the tokens of all ranks, for the oracle and the counts."""
 
     def __init__(self, problem: EmbeddingGrad, context: Context, tokens: Sequence[Tensor] | None = None) -> None:
-        """Make the inputs from each rank's token rows, (accumulate, any) int32 on the CPU.
-
-        Without `tokens` the problem's distribution gives these rows.
-        """
+        """`tokens`: each rank's rows, (accumulate, any) int32 on the CPU, by default of the problem's distribution."""
         self.problem = problem
         self.rank, self.device, self.group = context.dp_rank, context.device, context.dp_group
         self.world_size = context.dp_size
@@ -120,10 +115,7 @@ class EmbeddingGradInputs:
         return table.narrow(0, self.bounds[self.rank], self.rows_per_rank)
 
     def gradient_rows(self, rank: int, rows: Tensor) -> Tensor:
-        """Return a rank's gradient in rows that it touched, (len(rows), width) in the problem's dtype.
-
-        The values are the same on every rank and device.
-        """
+        """Return a rank's gradient in rows that it touched, (len(rows), width), equal on every rank and device."""
         problem, rows = self.problem, rows.to(self.device)
         columns = torch.arange(problem.width, device=self.device)
         row_hash = hash_index(problem.seed, _ROWS, rows + rank * problem.table_rows)

@@ -82,10 +82,7 @@ def check(problem: TpBlock, context: BlockContext, result: oracle.BlockResult, r
 
 @WORKLOAD.details
 def details(problem: TpBlock, context: BlockContext, session: Any, rank: Context) -> dict[str, Any]:
-    """Return columns about forward and backward alone, and exposed communication. Collective.
-
-    With graph=true both passes are CUDA graphs here, too: one for each, since each is timed alone.
-    """
+    """Return columns about forward and backward alone, each a CUDA graph with graph=true, and exposed communication."""
     stopwatch = context.stopwatch
     prepared = graphed(session.prepared) if context.graph else session.prepared
     outputs: list[Tensor] = []

@@ -50,10 +50,7 @@ class BlockInputs:
         return SymmetricBuffers(self.group, self.device, self.problem.signals)
 
     def x(self, rank: int, size: int) -> Tensor:
-        """Return one of `size` ranks' shard of the input.
-
-        Rows of (tokens, hidden); if the part is the row-parallel linear, columns of (tokens, ffn).
-        """
+        """Return one of `size` ranks' rows of the input (tokens, hidden), for part=row columns of (tokens, ffn)."""
         linear = self.problem.linears[0]
         if linear.kind == "row":
             return self._matrix(_X, range(self.problem.tokens), linear.columns(rank, size), -1)

@@ -83,10 +83,7 @@ def own_part(whole: BlockResult, inputs: BlockInputs) -> BlockResult:
 
 
 def forward_pass(inputs: BlockInputs, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """Return the block's output of x (tokens, hidden), or of a rank's columns of it for the part `row`. Collective.
-
-    The pass is on the whole sequence, with this rank's float64 weights by name.
-    """
+    """Return the output of the whole x (tokens, hidden), or of a rank's columns of it for part=row. Collective."""
     problem, group = inputs.problem, inputs.group
 
     def column(x: Tensor, name: str) -> Tensor:
@@ -232,21 +229,15 @@ def _loss(output: Tensor, upstream: Tensor) -> float:
 
 
 def squared_norm(grads: Mapping[str, Tensor], inputs: BlockInputs) -> float:
-    """Return this rank's part of the squared norm of a block's gradients, by the names of their weights.
-
-    The weights of norms are whole on every rank and count on rank 0 only.
-    """
+    """Return this rank's part of a block's squared gradient norm. Weights of norms are whole, and count on rank 0."""
     counted = [grad for name, grad in grads.items() if name not in inputs.problem.norms or inputs.rank == 0]
     return math.fsum(float(grad.double().square().sum()) for grad in counted)
 
 
 def expected_trajectory(inputs: BlockInputs, steps: int) -> Tensor:
-    """Train for `steps` steps in float64. Collective over the tp group, with the same result on every rank.
+    """Train in float64. Return the loss and gradient norm of each step, (2, steps), equal on every rank. Collective.
 
-    Returns the loss and gradient norm of each step: (2, steps).
-
-    After each step the weights are rounded to the dtype in which a variant stores them: in bf16 a small update of a
-    large weight is lost, and others become larger.
+    After each step the weights are rounded to the dtype in which a variant stores them.
     """
     problem = inputs.problem
     layers = [

@@ -45,10 +45,7 @@ SHOWN = (*CLOCKS, *(name for names in BESIDE for name in names), "hidden_share",
 
 
 def problems(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Speedups, Any]]:
-    """Yield the speed-ups of each problem over tokens, in the order of parts and sizes, and all its cells.
-
-    The columns of the cells are (name, variant), with the names of `SHOWN`.
-    """
+    """Yield the speed-ups of each problem over tokens, and its cells, whose columns are (name of `SHOWN`, variant)."""
     cells = []
     for row in filter(_is_compared, oldest_first(rows)):
         compiled = bool(row.get("compile")) or traits_of(row["variant"]).is_compiled

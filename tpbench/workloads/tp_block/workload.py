@@ -135,10 +135,7 @@ def _of_schedule(
     made_from: Callable[[BlockInputs], tuple[Any, ...]] = lambda inputs: (inputs.group,),
     **traits: Any,
 ) -> None:
-    """Register a variant under whose schedule, `MODULE.CLASS` of this package, all linears run.
-
-    made_from: returns the arguments of a new schedule.
-    """
+    """Register a variant whose linears run under a schedule, `MODULE.CLASS`. `made_from` returns its arguments."""
 
     def prepare_block(problem: TpBlock, context: BlockContext) -> PreparedBlock:
         from tpbench.workloads.tp_block.execution.prepared import prepare

@@ -19,10 +19,7 @@ from tpbench.workloads.train_step.sharding.plan import blocks
 
 
 def completed(problem: TrainStep) -> dict[str, Any]:
-    """Return the problem's fields with the sizes of its `model_dir`.
-
-    Raises JobError if there is no such model, or if its sizes do not describe it.
-    """
+    """Return the problem's fields with the sizes of its `model_dir`. Raises JobError if they don't describe a model."""
     if problem.model_dir:
         sizes = configuration.folder_sizes(Path(problem.model_dir), problem.architecture)
         problem = parse(TrainStep, asdict(problem) | sizes)

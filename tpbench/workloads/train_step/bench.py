@@ -176,10 +176,7 @@ class TrainStepSession(Session):
         return result | phase_columns(self.phases.times_ms[-self.problem.steps :])
 
     def _report(self) -> None:
-        """Write a line of progress on rank 0, if one is due: loss, and time of a step and tokens/s since the last line.
-
-        Times are wall times. Lines are written between steps. A step after the measured ones, for a profile, gets none.
-        """
+        """Write a line of progress on rank 0, if one is due. Steps after the measured ones, for a profile, get none."""
         problem, done, now_s = self.problem, len(self.losses), time.perf_counter()
         last, interval = problem.warmup_steps + problem.steps, 0 if self.context.rank else problem.log_interval
         if not interval or done % interval or not self.reported_steps < done <= last:

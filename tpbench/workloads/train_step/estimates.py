@@ -164,8 +164,7 @@ def bytes_communicated(problem: TrainStep, distribution: Distribution, tp_size: 
 
 
 def _bytes_per_token(problem: TrainStep, distribution: Distribution) -> int:
-    """Return the bytes of all collectives on one token's activations. An all-reduce counts twice: it is a
-    reduce-scatter and an all-gather.
+    """Return the bytes of all collectives on one token's activations. An all-reduce counts twice.
 
     Under autocast the residual stream has the parameters' dtype, and outputs of products have the computation's dtype.
     """

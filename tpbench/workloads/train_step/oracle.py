@@ -252,10 +252,7 @@ def differing_replicas(trainer: Trainer, problem: TrainStep, context: Context) -
 
 
 def compute_reference(problem: TrainStep, context: Context, *, whole_run: bool = False) -> Reference:
-    """Return the problem's reference. Collective. Call it before the model is made; it keeps no memory.
-
-    `whole_run`: compare all timed steps, too, if one process can train them.
-    """
+    """Return the reference, with `whole_run` of all steps if one process can train them. Keep no memory. Collective."""
     total, warmup = problem.warmup_steps + problem.steps, problem.warmup_steps
     plain = replace(problem, activation_checkpointing=True, compile=False, train_loss="torch")
     if whole_run and (trained := _trained(plain, total, context)):
@@ -321,10 +318,7 @@ def train_first_steps(problem: TrainStep, steps: int, context: Context) -> Train
 
 @torch.no_grad()
 def first_loss(problem: TrainStep, context: Context) -> float:
-    """Return the first step's loss, the mean over all replicas, by a forward pass. Collective.
-
-    Every rank computes its replica's loss alone. It holds the weights of one layer at a time.
-    """
+    """Return the first step's mean loss by a forward pass. A rank holds one layer's weights at a time. Collective."""
     model = models.build(replace(problem, activation_checkpointing=False)).eval()
     place_buffers(model, context.device)
     names = {module: f"{name}." for name, module in model.named_modules()}

@@ -14,11 +14,7 @@ from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 
 
 class CountedCollectives:
-    """Collectives, and a count of their payload in bytes.
-
-    Each collective counts the bytes that it must send. A reduce-scatter counts one part for each peer. The library's
-    routing (rings, trees) does not matter.
-    """
+    """Collectives that count the bytes that they must send, whatever the library's routing (rings, trees)."""
 
     def __init__(self, group: dist.ProcessGroup, rank: int, world_size: int) -> None:
         self.group, self.rank, self.world_size = group, rank, world_size

@@ -41,10 +41,7 @@ class CpuRowFinder:
 
 
 class PinnedRing:
-    """Two int32 buffers for copies to a device. A buffer is written again only after the copy out of it has ended.
-
-    The host waits only if it is two steps ahead of the device.
-    """
+    """Two int32 buffers for copies to a device. The host waits only if it is two steps ahead of the device."""
 
     def __init__(self, capacity: int, device: torch.device) -> None:
         pinned = device.type == "cuda"
@@ -92,10 +89,7 @@ class Replayed:
 
 
 class DeviceSearch:
-    """Lists of a step's distinct rows, split by owner or in one list. The host only queues the search.
-
-    A captured CUDA graph may hold the addresses of all tensors here: none is ever replaced.
-    """
+    """Lists of a step's distinct rows, by owner or one. CUDA graphs may hold these tensors: none is ever replaced."""
 
     def __init__(self, inputs: EmbeddingGradInputs, *, by_owner: bool) -> None:
         device, self.rank, table_rows = inputs.device, inputs.rank, inputs.bounds[-1]

@@ -57,10 +57,7 @@ def addresses(inboxes: Sequence[Sequence[Tensor]]) -> Tensor:
 
 
 class SparseSymmetric(Exchange):
-    """Search on the GPU, push, wait for all ranks, merge. The host only queues kernels: a CUDA graph can hold them.
-
-    The numbers of the exchange and of the touched rows never leave the GPU.
-    """
+    """Search on the GPU, push, wait for all ranks, merge. The host only queues kernels: a CUDA graph can hold them."""
 
     def __init__(self, problem: EmbeddingGrad, context: ExchangeContext) -> None:
         super().__init__(context.inputs, context.comm)

@@ -137,9 +137,8 @@ class CopyEngineSchedule(Schedule):
     def _push(self, shard: Tensor, keep: bool) -> tuple[Tensor, Tensor, dict[int, torch.cuda.Event]]:
         """Queue the copies of this rank's shard to its peers.
 
-        Return the buffer in which the peers' shards arrive, by rank, the gathered tensor that `_copy_rows` completes,
-        and an event for each peer's shard, in the order of arrival. The next gather but one overwrites the buffer. The
-        gathered tensor is new memory if it is kept, and otherwise the buffer.
+        Return the buffer of the arriving shards, which the next gather but one overwrites; the gathered tensor that
+        `_copy_rows` completes, new memory if it is kept; and an event for each peer's shard, in the order of arrival.
         """
         buffers = self._buffer("gathered", (self.size, *shard.shape), shard.dtype)
         gathered = buffers[self.rank]
@@ -156,10 +155,7 @@ class CopyEngineSchedule(Schedule):
         return gathered, whole, arrived
 
     def _copy_rows(self, whole: Tensor, shard: Tensor, gathered: Tensor) -> torch.cuda.Event:
-        """Queue the copies of the own shard, and of those gathered elsewhere, behind all transfers.
-
-        The event marks their end.
-        """
+        """Queue the copies of the own shard, and of those gathered elsewhere, behind all transfers."""
         with torch.cuda.stream(self.copies):
             whole[self.rank].copy_(shard, non_blocking=True)
             if whole is not gathered:
@@ -170,10 +166,9 @@ class CopyEngineSchedule(Schedule):
     def _add_product(
         self, rows: Tensor, matrix: Tensor, into: Tensor, arrived: Sequence[torch.cuda.Event], *, fused: bool
     ) -> None:
-        """Add rows @ matrix to the addend in `into` when it has arrived. Without an addend, overwrite `into`.
+        """Add rows @ matrix to the addend in `into` when it has arrived, or overwrite `into` if there is none.
 
-        `fused`: one kernel multiplies and adds, and so waits for the addend. Otherwise the product does not wait, and a
-        second kernel adds.
+        `fused`: one kernel multiplies and adds. Otherwise only the second kernel, which adds, waits for the addend.
         """
         if not arrived:
             torch.mm(rows, matrix, out=into)
@@ -186,10 +181,7 @@ class CopyEngineSchedule(Schedule):
             into.add_(product)
 
     def _pull_sum(self, theirs: Tensor, mine: Tensor) -> torch.cuda.Event:
-        """Signal the next rank that the current stream's last sum is ready, and pull the sum of the rank before.
-
-        The event marks the end of the pull.
-        """
+        """Signal the next rank that the current stream's last sum is ready. Pull the previous rank's sum."""
         self.copies.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.copies):
             self.signals.put_signal(self.after, PARTIAL_SUM)

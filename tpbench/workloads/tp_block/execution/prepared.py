@@ -95,10 +95,7 @@ class PreparedBlock:
 
 
 class NoCommunicationSchedule(Schedule):
-    """The sequential schedule with its communication removed, to time a step's products alone. Results are wrong.
-
-    A gathered tensor is replaced by copies of the first shard of that shape, so that products use real numbers.
-    """
+    """Products alone, to be timed. A gathered tensor is wrong: it has copies of the first shard of its shape."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -142,11 +139,7 @@ def prepare(context: BlockContext, schedule: Schedule) -> PreparedBlock:
 
 
 def prepare_compiled(problem: TpBlock, context: BlockContext) -> PreparedBlock:
-    """Prepare the block through torch.compile, whose pass for micro-pipelined tensor parallelism overlaps collectives.
-
-    The block is compiled at its first call. The compiler also fuses elementwise operations, in the module without
-    communication too.
-    """
+    """Prepare the block for torch.compile, whose pass for micro-pipelined tensor parallelism overlaps collectives."""
     enable_symmetric_memory(context.inputs.group)
     config: Any = importlib.import_module("torch._inductor.config")
     config._micro_pipeline_tp = True
@@ -166,10 +159,7 @@ def compiled(prepared: PreparedBlock, compiler: Callable[[nn.Module], Callable[[
 
 @dataclass(frozen=True, kw_only=True)
 class GraphedBlock(PreparedBlock):
-    """A block whose passes are two CUDA graphs: the host launches two graphs and no kernels.
-
-    Gradients lie in memory of the graphs, which the next pass overwrites: use and free them before.
-    """
+    """A block whose passes are two CUDA graphs. The next pass overwrites its gradients: use and free them before."""
 
     forward_graph: cuda_graph.CapturedWork[Tensor]
     backward_graph: cuda_graph.CapturedWork[tuple[Tensor, ...]]
@@ -198,10 +188,7 @@ def graphed(prepared: PreparedBlock) -> GraphedBlock:
 
 
 def with_gib(capture: Callable[[], ResultT]) -> tuple[ResultT, float]:
-    """Return the result of a capture, and the GiB that its graphs hold between iterations on the current GPU.
-
-    torch does not count all of it as allocated.
-    """
+    """Return the result of a capture, and the GiB that its graphs hold, not all of which torch counts as allocated."""
     gc.collect()  # earlier graphs that only refer to each other would otherwise be freed within the capture
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()

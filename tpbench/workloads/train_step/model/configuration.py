@@ -83,10 +83,7 @@ def folder_sizes(folder: Path, architecture: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def refused_by_transformers(complaint: str) -> Iterator[None]:
-    """Turn any error of transformers into a JobError: the complaint and the error in one line.
-
-    Transformers itself would also log the whole configuration.
-    """
+    """Turn any error of transformers into a JobError of one line. Transformers would also log the configuration."""
     logger = logging.getLogger("transformers.configuration_utils")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

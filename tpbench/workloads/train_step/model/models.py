@@ -115,10 +115,7 @@ def modules_in_order(model: Any) -> list[nn.Module]:
 
 
 class FusedNorm(nn.Module):
-    """RMS norm of the last dimension as one operation, in place of the several operations of transformers.
-
-    Every variant uses it, so that variants differ only in how they distribute the work.
-    """
+    """RMS norm of the last dimension as one operation, for all variants, in place of transformers' several ones."""
 
     def __init__(self, weight: nn.Parameter, epsilon: float) -> None:
         super().__init__()

@@ -49,10 +49,7 @@ def resolve(problem: TrainStep, chosen: frozenset[str] = frozenset()) -> TrainSt
 
 
 def ask(question: str, problem: TrainStep) -> Any:
-    """Return the answer of `tpbench.workloads.train_step.answers`, a process with torch and transformers.
-
-    Raises JobError if it refuses the problem.
-    """
+    """Return the answer of `train_step.answers`, a process with torch and transformers. Raises its JobError."""
     requests, answers = _answering_process()
     requests.write(json.dumps([question, asdict(problem)]) + "\n")
     requests.flush()
@@ -88,9 +85,6 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def fingerprint(content: dict[str, Any]) -> str:
-    """Return a short hash of everything that the content says about the model.
-
-    Activations, biases and scalings are in no other field of the problem.
-    """
+    """Return a short hash of the model's content. No other field of the problem has its activations and scalings."""
     model = {name: value for name, value in content.items() if name not in _SAVING_KEYS}
     return hashlib.sha256(json.dumps(model, sort_keys=True).encode()).hexdigest()[:12]

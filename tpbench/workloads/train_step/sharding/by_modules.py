@@ -147,10 +147,7 @@ class ReplicatedNorm(ShardedModule):
 
 
 def compute_locally(part: nn.Module) -> None:
-    """Set `local_parameters` of all sharded modules in `part` before each of its forward passes.
-
-    A rank's gradient of a replicated parameter is then only its share, until `gradient_reduction`.
-    """
+    """Set `local_parameters` of all sharded modules in `part` before each of its forward passes."""
     modules = [module for module in part.modules() if isinstance(module, ShardedModule)]
 
     def set_local_parameters(*_: Any) -> None:

@@ -74,10 +74,7 @@ class DeepSpeedTrainer:
         return torch.as_tensor(norm, dtype=torch.float32, device=self.context.device)
 
     def _norm_without_zero(self) -> Tensor:
-        """Return the norm of gradients with ZeRO stage 0, for which DeepSpeed keeps no norm.
-
-        Shards are summed over the tensor-parallel ranks. A replicated gradient counts once.
-        """
+        """Return the norm of all gradients, which DeepSpeed doesn't keep. A replicated gradient counts once."""
         from deepspeed.runtime.utils import is_model_parallel_parameter
 
         grads = [
@@ -125,11 +122,7 @@ def _loss(problem: TrainStep, model: Any) -> Loss:
 
 
 def deepspeed_configuration(problem: TrainStep, context: Context, plan: Mapping[str, Block]) -> dict[str, Any]:
-    """Return DeepSpeed's configuration.
-
-    plan: how to shard the decoder layers. DeepSpeed could read the plan of transformers itself, but would not sum the
-    gradients of all norms over the ranks.
-    """
+    """Return DeepSpeed's configuration. By a plan that it reads itself, it would not sum the norms' gradients."""
     zero: dict[str, Any] = {"stage": problem.zero_stage}
     if problem.zero_stage:
         zero |= {"overlap_comm": context.device.type == "cuda", "contiguous_gradients": True}
@@ -189,10 +182,7 @@ def _partition(plan: Mapping[str, Block]) -> dict[str, Any]:
 
 
 def _shard_embedding(model: Any, group: Any) -> None:
-    """Replace an embedding that the head does not share, which AutoTP would leave whole, by DeepSpeed's sharded one.
-
-    It must be in the model, on its device, before the engine is made, so that the optimizer gets the shard.
-    """
+    """Replace an embedding, which AutoTP would leave whole, by a sharded one before the engine makes an optimizer."""
     import deepspeed
     from deepspeed.module_inject import layers
 

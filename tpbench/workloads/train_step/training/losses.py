@@ -65,10 +65,7 @@ def torch_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _compiled_loss(group: Any, vocab_start: int) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return a loss whose passes over the logits, forward and backward, are code of torch.compile.
-
-    The ranks of `group` exchange a maximum and two sums of each row in the forward pass.
-    """
+    """Return a loss whose passes over the logits are compiled. Ranks exchange a maximum and two sums of each row."""
 
     def of_shard(logits: Tensor, local_labels: Tensor) -> tuple[Tensor, Tensor]:
         x = logits.float()

@@ -117,10 +117,7 @@ class TorchTrainer:
 
 
 def adamw(parameters: Sequence[Tensor], problem: TrainStep, context: Context) -> torch.optim.Optimizer:
-    """Return the optimizer of every variant. It divides the gradients by its attribute `grad_scale`, if that is set.
-
-    If a CUDA graph will hold the update, step counts are on the GPU.
-    """
+    """Return the optimizer of every variant. It divides the gradients by its attribute `grad_scale`, if that is set."""
     capturable = context.graph and context.device.type == "cuda"
     return torch.optim.AdamW(
         parameters, lr=problem.learning_rate, weight_decay=problem.weight_decay, fused=True, capturable=capturable
