@@ -203,16 +203,13 @@ def abandon(folder: Path) -> None:
 
 
 def store_left_results(output_dirs: Set[str], keys: Set[str]) -> None:
-    """Store the results that killed sweeps left of jobs with these keys, whose locks the caller holds.
-
-    Ranks that still live have no space for a result after this. Raises JobError if a row cannot be stored.
-    """
+    """Store the results that killed sweeps left of jobs with these keys, locked by the caller. Raises JobError."""
     sweeps = [Path(path, "sweeps").absolute() for path in output_dirs]
     for folder in {file.parent for path in sweeps for file in path.glob("*/*/*result*")}:
         attempts = attempts_in([folder])
         if not attempts or attempts[0].cell.job.key not in keys:
             continue
-        for file in folder.glob(UNFINISHED_FILES):
+        for file in folder.glob(UNFINISHED_FILES):  # a rank that still lives has no space for a result now
             file.unlink(missing_ok=True)
         if attempts[0].crowded:
             Result.remove(folder)

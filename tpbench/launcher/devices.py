@@ -62,19 +62,14 @@ def _lock(uuid: str) -> int | None:
         os.close(file)
         return None
     except OSError as error:
-        raise JobError(
-            f"{path} cannot be locked ({error.strerror}): sweeps share GPUs by locks in {FOLDER}, so all users of "
-            "this host must be able to create and lock files there"
-        ) from None
+        advice = "sweeps share GPUs by locks, so all users of this host must be able to create and lock files there"
+        raise JobError(f"{path} cannot be locked ({error.strerror}): {advice}") from None
     finally:
         os.umask(old)
 
 
 class CellLocks:
-    """Locks on cells, so that sweeps that run at the same time on one output folder do not run a cell twice.
-
-    Each is one byte of a hidden file, also between hosts. On a file system without locks, every lock is free.
-    """
+    """Locks on cells, bytes of a hidden file, so that sweeps that run at the same time do not run a cell twice."""
 
     def __init__(self, output_dirs: Iterable[str]) -> None:
         self._files: dict[str, int] = {}

@@ -10,7 +10,6 @@ from tpbench.worker.start import PEER_LOST
 from tpbench.worker.torchrun import FAILURES_FILE, RankFailure
 
 AGENT_LOG = "torchrun.log"
-"""Output of torchrun's agent, in the folder of a cell."""
 
 LOST_PEERS = (-signal.SIGTERM, PEER_LOST)
 """Exit codes of a rank whose peers had ended before."""

@@ -40,7 +40,11 @@ class Host(Runner):
 
     def run(self, attempts: Sequence[Attempt], display: Display) -> Iterator[Attempt]:
         """Yield each attempt as soon as it has its row. Ends every process when the generator is closed."""
-        waiting = self._attempts_started_together(attempts)
+        together: dict[object, list[Attempt]] = defaultdict(list)
+        for attempt in attempts:  # those of a problem start together if they are interleaved
+            alone = not self.interleaved or _not_interleaved_reason(attempt.cell.job)
+            together[attempt.cell.index if alone else problem_of(attempt.cell.job)].append(attempt)
+        waiting = list(together.values())
         while waiting:
             cell = waiting[0][0].cell
             while (lease := devices.lease(cell.job)) is None:
@@ -73,7 +77,6 @@ class Host(Runner):
         return []
 
     def _begin(self, attempts: Sequence[Attempt], lease: Lease, display: Display) -> list[Attempt]:
-        """Begin attempts that run together on leased GPUs."""
         columns: dict[str, Any] = {"beside": "another-sweep"} if lease.beside_others else {}
         first = attempts[0]
         if len(attempts) > 1:
@@ -85,14 +88,6 @@ class Host(Runner):
         for attempt in attempts:
             display.show(attempt.cell)
         return [attempt.begin(**columns) for attempt in attempts]
-
-    def _attempts_started_together(self, attempts: Sequence[Attempt]) -> list[list[Attempt]]:
-        """Return the attempts that start together: those of a problem if they are interleaved, else single ones."""
-        together: dict[object, list[Attempt]] = defaultdict(list)
-        for attempt in attempts:
-            alone = not self.interleaved or _not_interleaved_reason(attempt.cell.job)
-            together[attempt.cell.index if alone else problem_of(attempt.cell.job)].append(attempt)
-        return list(together.values())
 
 
 def problem_of(job: Job) -> tuple[tuple[str, Any], ...]:

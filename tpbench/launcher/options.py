@@ -89,10 +89,8 @@ class SlurmSettings:
         texts = [setup] if isinstance(setup, str) else setup
         if not isinstance(texts, list) or {*map(type, texts)} - {str} or not isinstance(sbatch, Mapping):
             raise JobError("setup must be a list of shell lines, sbatch a mapping such as {mail-type: END}")
-        if reserved := sorted({str(name).replace("_", "-") for name in sbatch} & _OWN_ARGUMENTS):
-            raise JobError(
-                f"sbatch cannot set {', '.join(reserved)}: tpbench does (time: hydra.launcher.time_limit_min)"
-            )
+        if reserved := ", ".join(sorted({str(name).replace("_", "-") for name in sbatch} & _OWN_ARGUMENTS)):
+            raise JobError(f"sbatch cannot set {reserved}: tpbench does (time: hydra.launcher.time_limit_min)")
         others = {name: value for name, value in values.items() if name not in ("setup", "sbatch")}
         cells = others.get("cells_per_job", 1)
         plain: Self = parse(cls, {**others, "cells_per_job": None if cells == "all" else cells})

@@ -28,19 +28,17 @@ class Runner(ABC):
 
     @abstractmethod
     def recover(self, cells: Sequence[Cell]) -> dict[int, str]:
-        """Store the rows of results that earlier sweeps left of these cells, whose locks the caller holds.
+        """Store the results that earlier sweeps left of these locked cells, of which no other process stores a row now.
 
-        Return by the index of a cell why an attempt of an earlier sweep still counts: it is queued or running, and
-        `run` waits for it. No other process stores a row of these cells after this call.
+        Return by the index of a cell why an attempt of an earlier sweep still counts: `run` waits for its job.
         """
 
     @abstractmethod
     def run(self, attempts: Sequence[Attempt], display: Display) -> Iterator[Attempt]:
         """Run planned attempts, and yield the last attempt at each cell as soon as it has ended.
 
-        Its row is on disk then, or `note` says why there is none yet. A cell that another sweep took over is left out.
-        When the generator is closed, as by an interrupt, it ends all processes and jobs that it has started, and these
-        store no row afterwards. Raises JobError if no cell can run any more, as on a full disk.
+        Its row is on disk then, or `note` says why not. When the generator is closed, it ends all processes and jobs
+        that it has started, and these store no row afterwards. Raises JobError if no cell can run, as on a full disk.
         """
 
 

@@ -35,9 +35,6 @@ in jobs with symmetric memory, and after NCCL has made its first communicators."
 KILL_S = 30.0
 """Longest wait for processes that were killed. One that waits for a broken disk may not end at all."""
 
-SIGNAL_S = 0.5
-"""Time in which a signal reaches this process that has ended a torchrun: Slurm sends one to all processes of a job."""
-
 
 class Rendezvous(NamedTuple):
     """Where the nodes of a job meet: at the address and port of node 0's store, which is a file for one node."""
@@ -66,10 +63,7 @@ def command(job: Job, file: Path, log_dir: Path, rendezvous: Rendezvous = Rendez
 def environment(
     job: Job, marker: str, inherited: Mapping[str, str] = os.environ, nodes: int = 1, interprets_triton: bool = False
 ) -> dict[str, str]:
-    """Return the inherited environment with the variables of a job. Others that the user has set stay as they are.
-
-    `interprets_triton`: on a CPU, whether any job of the torchrun runs Triton kernels.
-    """
+    """Return the inherited environment with the variables of a job. `interprets_triton`: a job has Triton kernels."""
     # PET_... are options of torchrun. Clusters such as Kubeflow's set them.
     env = {name: value for name, value in inherited.items() if not name.startswith("PET_")}
     env |= {MARKER: marker, "PYTHONUNBUFFERED": inherited.get("PYTHONUNBUFFERED", "1")}
@@ -93,11 +87,7 @@ def environment(
 
 
 class ProcessTree:
-    """A started command and every process that descends from it.
-
-    torchrun's workers lead their own sessions, so a signal to the agent's process group misses them. Once an agent is
-    killed, its workers have no parent left. They are found by the marker in their environment.
-    """
+    """A started command and its descendants, found by a marker in their environment, because they lead own sessions."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Path, keep: Sequence[int] = ()) -> None:
         """Start the command. `keep`: open files that the agent inherits."""
@@ -163,7 +153,7 @@ class Torchrun:
     ) -> None:
         """Start it. The attempts have begun."""
         first, folder = attempts[0], attempts[0].folder
-        self.lease, self.rendezvous, self.needs = lease, rendezvous, shared_needs(attempts)
+        self.rendezvous, self.needs = rendezvous, shared_needs(attempts)
         self.unfinished: list[list[Attempt]] = []
         """Attempts that must run once more, in another torchrun: those of a list run together."""
         self.over, self.runs = False, 0
@@ -215,7 +205,7 @@ class Torchrun:
         status, reason = describe(code, cause.cell.job.timeout_s, cause.folder)
         self.end()  # only now: a rank that receives SIGTERM adds lines to its log
         if code:
-            interrupts.sleep(SIGNAL_S)
+            interrupts.sleep(0.5)  # a signal that ended the torchrun may come here, too: Slurm sends it to all of a job
             # If the ranks of this node only lost their peers, another node stores a row with the reason.
             deadline = time.monotonic() + 15 * (self.rendezvous.nodes > 1 and is_consequence(cause.folder))
             while not (cause.has_row or cause.has_result) and time.monotonic() < deadline:

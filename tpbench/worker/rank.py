@@ -265,10 +265,7 @@ def _save_failure(task: Task, error: BaseException) -> None:
 
 
 def location(error: BaseException, variant: OutsideVariant | None = None) -> str:
-    """Return `FILE:LINE (FUNCTION)` of the innermost call outside of libraries, without folders, or an empty string.
-
-    The line of a `variant` from outside follows where its value may have broken a call of this package.
-    """
+    """Return `FILE:LINE (FUNCTION)` of the innermost call outside of libraries, without folders, or an empty string."""
     from tpbench.workloads.step import WrongReturn
 
     if isinstance(error, WrongReturn):
@@ -278,7 +275,7 @@ def location(error: BaseException, variant: OutsideVariant | None = None) -> str
         own = packages.is_own(path)
         if own or (path.exists() and not packages.is_library(path)):
             place = f"{packages.short_name(path)}:{frame.lineno} ({frame.name})"
-            if own and variant:
+            if own and variant:  # a value of the variant may have broken the call
                 place += f", with the variant of {packages.short_name(Path(variant.path))}:{variant.line}"
             return place
     return ""

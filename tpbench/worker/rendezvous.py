@@ -35,11 +35,9 @@ class FixedNodes(StaticTCPRendezvous):
         super().__init__(address, int(port), node, nodes, parameters.run_id, timeout=0)
 
     def get_backend(self) -> str:
-        """Return the name of this rendezvous."""
         return BACKEND
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Return the store and the number of this node."""
         bootstrap = RendezvousStoreInfo(self.master_addr, self.master_port)
         return RendezvousInfo(self.store, self.rank, self.world_size, bootstrap)
 

@@ -205,10 +205,7 @@ def _mistake(override: Override, line: str, sweeps: bool) -> str | None:
 
 
 def accepted_by_hydra(arguments: Iterable[str]) -> list[str]:
-    """Return overrides as Hydra accepts them: `block_cap='4096'` and `++width=64`.
-
-    Fields are forced: Hydra first composes a job of the default variant, which may lack the field.
-    """
+    """Return overrides as Hydra accepts them: `block_cap='4096'` and `++width=64`."""
     texts = _text_fields()
     words = []
     for argument in arguments:
@@ -216,6 +213,7 @@ def accepted_by_hydra(arguments: Iterable[str]) -> list[str]:
         key = name.lstrip("+")
         if key in texts and not re.search(r"[(\[{\\]", value):
             value = _ELEMENT.sub(_quoted, value)
+        # Fields are forced: Hydra first composes a job of the default variant, which may lack the field.
         is_field = re.fullmatch(r"(?!hydra)\w[\w.]*", key) and key not in GROUPS
         words.append(f"{f'++{key}' if is_field and equals else name}{equals}{value}")
     return words

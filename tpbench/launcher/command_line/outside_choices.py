@@ -39,12 +39,10 @@ user_files: set[str] = set()
 
 
 def choice_name(group: str, typed: str, folders: Sequence[Path] = ()) -> str | None:
-    """Make a user's file, folder or model's id a choice of Hydra's group, and return its name; None for other words.
-
-    `FILE.py:all` means all variants of a file, separated by commas. Raises JobError for a file that cannot be used.
-    """
+    """Make a user's file, folder or model's id a choice of Hydra, and return its name; None for other texts."""
     path, _, name = typed.rpartition(":")
     if group == "variant":
+        # `FILE.py:all` means all variants of the file.
         if path.endswith(".py") and name == "all" and "all" not in (names := names_in(user_path(path))):
             return ",".join(filter(None, (choice_name(group, f"{path}:{name}") for name in names)))
         if typed in variants() or typed in command_line_variants:

@@ -71,16 +71,12 @@ def dry_run_text(
             starts = not reuse or ranks not in started or not cell.job.workload.reusable_process
             started.add(ranks)
             expected.append(expected_seconds(cell.job, seconds, starts=starts))
-            time = "unknown" if expected[-1] is None else _minutes(expected[-1])
+            time = "unknown" if expected[-1] is None else f"{expected[-1] / 60:.1f} min"
             remarks += filter(None, [shortage(cell.job, *memory)])
         grid.append([str(cell.index), str(cell), device, time, "; ".join(remarks)])
     total_s, unknown = sum(filter(None, expected)), expected.count(None)
     totals = [f"{len(cells)} cell{'s' * (len(cells) != 1)}", f"{len(expected)} to run"]
-    totals += [f"about {_minutes(total_s)} one after the other"] * bool(total_s)
+    totals += [f"about {total_s / 60:.1f} min one after the other"] * bool(total_s)
     totals += [f"{unknown} of unknown length"] * bool(unknown)
     lines = aligned_lines(["cell", "job", "device", "expected", ""], grid)
     return "\n".join([*lines, "", *notes(cells), f"{', '.join(totals)}. Nothing was run.", ""])
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds / 60:.1f} min"

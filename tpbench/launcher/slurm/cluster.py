@@ -50,10 +50,7 @@ def drop_client_variables(settings: SlurmSettings | None = None) -> None:
 
 
 def states(job_ids: Iterable[str]) -> dict[str, str]:
-    """Return the state of each job, as `RUNNING` or `PENDING (Resources)`. Raises JobError without Slurm.
-
-    Nothing is returned if Slurm does not answer now. A job that neither squeue nor sacct knows is GONE.
-    """
+    """Return the state of each job, as `PENDING (Resources)`, or nothing if Slurm does not answer now."""
     if not (asked := set(job_ids)):
         return {}
     answers = _query(["squeue", "--noheader", "--array", "--states=all", "--format=%i|%T (%r)"], asked)
