@@ -59,7 +59,8 @@ def main(arguments: Sequence[str]) -> int:
     if lost:
         missing = f"{counted(len(lost), 'cell')} measured before and missing after, so this is no pass"
         print(f"report: {missing}: {printable(', '.join(lost))} (--allow-missing accepts that)", file=sys.stderr)
-    return 1 if lost or comparison.fails else BLIND if comparison.blind else 0
+    worse = any(change.fails for change in (*comparison.common[:1], *comparison.changes))
+    return 1 if lost or worse else BLIND if comparison.blind else 0
 
 
 def comparison_document(comparison: Comparison, simulated: float | None = None) -> Document:
@@ -123,10 +124,7 @@ def _summary(comparison: Comparison) -> str:
 
 
 def read_sides(before: str, after: str) -> tuple[pd.DataFrame, pd.DataFrame, str]:
-    """Return the rows of both sides, and a remark if they share rows, which then count for the smaller side only.
-
-    A side is a folder, a file or a glob. Commas separate several.
-    """
+    """Return the rows of both sides, and a remark if they share rows, which then count for the smaller side only."""
     sides = {name: _rows(name) for name in (before, after)}
     names = {name: side["row_id"].astype(str) + " " + side["started_at"].astype(str) for name, side in sides.items()}
     shared = {*names[before]} & {*names[after]}

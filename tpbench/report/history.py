@@ -54,10 +54,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def all_levels(frame: pd.DataFrame, shown: Metric) -> History:
-    """Return the levels of every cell that has a measurement, in time order. A failure at the end is one, too.
-
-    If all rows of a cell have the same code, packages and machine, the newest is a level.
-    """
+    """Return the levels of every cell that has a measurement, in time order. A failure at the end is one, too."""
     cells = rows_by_cell(frame)
     names = cell_names(cells)
     several = len({machine for machines in cells.values() for machine in machines}) > 1

@@ -28,10 +28,7 @@ _NOT_RUN = TableCell(MISSING, kind="dim")
 def pivot(
     frame: pd.DataFrame, metric_name: str = "time_ms", *, floor: bool = False, transpose: bool = False
 ) -> Document:
-    """Return tables of the newest row of each cell: problems by variants, or with `transpose` variants by problems.
-
-    `floor` adds the floor of the fastest row of each line. Raises JobError for an unknown metric, or one without floor.
-    """
+    """Return tables of the newest row of each cell: problems by variants, or with `transpose` variants by problems."""
     shown = metric(metric_name)  # first of all, because the name may be wrong
     if floor and not shown.is_time:
         raise JobError(f"{metric_name} has no floor: choose a time, such as --metric device_ms")

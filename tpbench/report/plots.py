@@ -38,10 +38,7 @@ PLOTS = {"time": "time_ms", "device_time": "device_ms", "chained_time": "chained
 
 
 def by_size(grid: RecordGrid, name: str, *, for_page: bool = False) -> Picture | None:
-    """Return a metric: a panel for each world size, a line for each column, and the floor of times, or None.
-
-    `for_page` adds error bars and what the mouse shows, and leaves out panels in which no column has two sizes.
-    """
+    """Return a metric, or None. `for_page` adds error bars and hovers, and leaves out panels of a single size."""
     shown, clock = metric(name), next((clock for clock in TIMED if clock.column == name), None)
     if all(value_of(record, shown) is None for record in grid.records):
         return None
@@ -115,10 +112,7 @@ def plot(grids: Sequence[RecordGrid], name: str) -> Picture:
 
 
 def render(picture: Picture, name: str, *, inline: bool = False) -> str:
-    """Return a picture as an svg file, or `inline` as an `svg` element in the colours of a page.
-
-    `name` makes the ids the same in every run, and different on one page. The user's matplotlibrc counts for nothing.
-    """
+    """Return a picture as an svg file, or `inline` as an element in a page's colours. `name` makes ids unique there."""
     if not packages.installed("matplotlib"):
         raise JobError(f"plots need matplotlib: {packages.install_command('report')}")
     import matplotlib

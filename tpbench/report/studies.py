@@ -57,9 +57,8 @@ def study_document(frame: pd.DataFrame, study: str | None, columns: Sequence[str
                 tables += [cell_table(grid, declared, shown)] if shown or not columns else []
         if len(frame) and columns and not tables:
             raise JobError(f"these rows have no {' and no '.join(columns)}")
-    interpreted = int(frame["interpreted"].eq(True).sum()) if computed else 0
-    said = f"without the rows of Triton's interpreter, which measure nothing: {interpreted}"
-    left_out = [said] if interpreted else []
+    count = int(frame["interpreted"].eq(True).sum()) if computed else 0
+    left_out = [f"without the rows of Triton's interpreter, which measure nothing: {count}"] if count else []
     if not tables:
         why = "no rows" if frame.empty else "these rows do not suffice"
         whose = f"{why} for the study {study}, which is of {', '.join(by_workload)}"

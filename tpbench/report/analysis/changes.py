@@ -91,11 +91,6 @@ class Comparison:
         return [change for change in self.changes if change.p is not None]
 
     @property
-    def fails(self) -> bool:
-        """True if a cell, or all cells together, got worse."""
-        return any(change.fails for change in (*self.common[:1], *self.changes))
-
-    @property
     def blind(self) -> list[CellChange]:
         """The cells in which `TO_SEE` thresholds would not surely have been found, if they are more than one of ten."""
         cells = [change for change in self.changes if change.ratio]

@@ -47,11 +47,7 @@ Row: TypeAlias = Mapping[str, Any]
 
 
 class RunSpread(NamedTuple):
-    """Assumed standard deviations between runs of a cell, of the logarithm of its value.
-
-    They were fitted to all rows in the history of these pages that repeat a cell with the same code on the same host:
-    59 cells with 124 runs (53 with 114 by the chained clock). Between hosts, 102 pairs of sweeps were compared.
-    """
+    """Assumed standard deviations between runs, of a value's logarithm. `docs reading` says how they were fitted."""
 
     least: float
     of_interval: float = 0.0
@@ -133,10 +129,7 @@ class Ratio(NamedTuple):
 
 
 def compare(before: Sequence[Row], after: Sequence[Row], shown: Metric, scatter: Scatter | None = None) -> Ratio | None:
-    """Return the ratio of a metric of two groups of rows, after over before, or None if a side has no positive value.
-
-    Two rows that were interleaved are compared by their rounds. `scatter` is that of repeated rows of all cells.
-    """
+    """Return the ratio of a metric of two groups of rows, after over before. None: a side has no positive value."""
     bottom, top = observations(before, shown), observations(after, shown)
     if not bottom or not top:
         return None

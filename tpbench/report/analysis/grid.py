@@ -65,11 +65,7 @@ def heading(facts: Mapping[str, float | str]) -> str:
 
 
 def arrange_rows(frame: pd.DataFrame) -> list[RecordGrid]:
-    """Arrange the newest row of each cell in one grid for each workload and kind of hardware.
-
-    Fields of the problem that vary are keys of the lines, options of a variant are in its column, and settings of the
-    measurement split nothing: of several rows in one place the newest measurement stays.
-    """
+    """Arrange the newest row of each cell in one grid for each workload and kind of hardware."""
     groups: dict[Key, list[Record]] = defaultdict(list)
     for record in records.row_records(newest(frame)):
         workload = workload_of(record)

@@ -33,11 +33,6 @@ class Metric:
         return self.unit in ("bytes", "FLOP", "GiB")
 
     @property
-    def is_speed(self) -> bool:
-        """True for times and rates, which depend on the host and on clocks."""
-        return self.better != 0 and not self.is_counted
-
-    @property
     def is_time(self) -> bool:
         """True for statistics of a clock."""
         return self.name in {column.name for column in statistics_columns()}

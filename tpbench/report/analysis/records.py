@@ -47,8 +47,6 @@ MARKS = {
 }
 """Marks beside values that a reader must not take at face value. A row with one of the first three isn't ranked."""
 
-_LABELS = {"tp_size": "tp", "dp_size": "dp"}
-
 
 def row_records(frame: pd.DataFrame) -> list[Record]:
     """Return each row of `load`, with its `hardware`, and with `graph_gib` added to `peak_gib`: an upper bound."""
@@ -109,12 +107,11 @@ def remark_marks(record: Record) -> str:
 
 
 def marks(record: Record, columns: Collection[str]) -> str:
-    """Return the marks beside values of these columns, which may be ratios such as time_ms/device_ms.
-
-    † stands beside wall times, or beside times in a loop if the host of the loop waits; ‡ beside times and rates.
-    """
+    """Return the marks beside values of these columns, which may be ratios such as time_ms/device_ms."""
     shown = {part for name in columns for part in name.split("/")}
-    remarks = remark_marks(record) if any(metric(name).is_speed for name in shown & {*metrics_of_all()}) else ""
+    metrics = map(metric, shown & {*metrics_of_all()})
+    remarks = remark_marks(record) if any(each.better and not each.is_counted for each in metrics) else ""
+    # † stands beside wall times, or beside times in a loop if the host of the loop waits.
     if not any(name.startswith("time_") and name.endswith("_ms") for name in shown):
         loop, device = record["chained_ms"] if "chained_ms" in shown else None, record["device_ms"]
         waits = loop and device is not None and is_host_bound(1 - device / loop)
@@ -135,7 +132,7 @@ def mark_meanings(text: str) -> tuple[str, ...]:
 
 def column_label(name: str) -> str:
     """Return the name of a column as a report prints it."""
-    return _LABELS.get(name, short_text(name, 40))
+    return {"tp_size": "tp", "dp_size": "dp"}.get(name, short_text(name, 40))
 
 
 def named(name: str, value: Any) -> str:

@@ -137,39 +137,31 @@ def disagreements(rows: Iterable[Record]) -> dict[str, frozenset[str]]:
         if row["status"] == "ok" and row["loss_value"] is not None and workload:
             problems[workload.name, *((name, row[name]) for name in records.problem_identity(workload))].append(row)
     sentences = {}
-    for equal_rows in problems.values():
+    for (_, *fields), equal_rows in problems.items():
         ordered = sorted(equal_rows, key=lambda row: (math.isnan(row["loss_value"]), row["loss_value"]))
         one, other = ordered[0], ordered[-1]
         low, high = one["loss_value"], other["loss_value"]
         workload = workload_of(one)
-        tolerance = workload.pivot.loss_tolerance.get(one["dtype"], 1e-4) if workload else 0.0
+        assert workload
+        tolerance = workload.pivot.loss_tolerance.get(one["dtype"], 1e-4)
         if math.isnan(low) or abs(low - high) <= tolerance * max(1.0, abs(low), abs(high)):
             continue
+        defaults, problem = records.problem_identity(workload), workload.name
+        for name, value in fields:
+            is_told = name in workload.pivot.rows or value != defaults[name]
+            if is_told and value is not None and name not in workload.pivot.implied:
+                problem += f" {named(name, value)}"
         first, last = (
             f"{value_text(row['label'])} (dp{value_text(row['dp_size'])} x tp{value_text(row['tp_size'])}) "
             f"{number(row['loss_value'])}"
             for row in (one, other)
         )
         sentence = (
-            f"equal problems show different losses ({_problem_name(one)}): {first} and {last}; a share of "
+            f"equal problems show different losses ({problem}): {first} and {last}; a share of "
             f"{tolerance:g} is allowed. Measure both again, and use neither until they agree"
         )
         sentences[printable(sentence, 600)] = frozenset(str(row["row_id"]) for row in equal_rows)
     return sentences
-
-
-def _problem_name(row: Record) -> str:
-    """Name a problem by the fields that are not implied and not the default, and by its tokens."""
-    workload = workload_of(row)
-    assert workload
-    shown = {
-        name: row[name]
-        for name, default in records.problem_identity(workload).items()
-        if name not in workload.pivot.implied and (row[name] != default or name in workload.pivot.rows)
-    }
-    shown.setdefault("tokens", row["tokens"])
-    fields = [named(name, value) for name, value in shown.items() if value is not None]
-    return printable(" ".join([workload.name, *fields]), 300)
 
 
 def mixing_note(grid: RecordGrid) -> str:
