@@ -4,17 +4,16 @@ import argparse
 import io
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pandas as pd
 from rich.console import Console
 
 from tpbench import tables
 from tpbench.report.analysis.metrics import METRICS, metric, metrics_of_all
-from tpbench.report.analysis.records import json_object, value_text
+from tpbench.report.analysis.records import value_text
 from tpbench.report.plots import render
 from tpbench.results.read import load, plain_rows
-from tpbench.results.schema import COLUMN_LIST, all_columns
+from tpbench.results.schema import COLUMN_LIST
 from tpbench.settings import JobError, path_argument, spelled, user_path
 from tpbench.suggestions import unknown
 from tpbench.tables import Document
@@ -49,8 +48,7 @@ class ReportParser(argparse.ArgumentParser):
             options.format = SUFFIXES.get(suffix, "text" if not suffix else "")
             if options.format not in self.formats:
                 valid = ", ".join(known for known, name in SUFFIXES.items() if name in self.formats)
-                message = f"no format has the suffix {suffix}: use {valid}, or name a --format"
-                raise JobError(f"-o {options.output}: {message}")
+                raise JobError(f"-o {options.output}: use one of the suffixes {valid}, or name a --format")
         return options
 
     def add_filters(self) -> None:
@@ -115,7 +113,9 @@ def selected_rows(options: argparse.Namespace, places: Sequence[str] = ()) -> pd
         name, equals, value = condition.partition("=")
         if not equals:
             raise JobError(f"--only {condition}: the equals sign is missing: write --only {condition}=VALUE")
-        values = _values(frame, name)
+        if name not in frame:
+            raise JobError(f"in these rows, {unknown('column', name, frame.columns, COLUMN_LIST)}")
+        values = [row[name] for row in plain_rows(frame[[name]])]
         spellings = [{value_text(value), spelled(value), str(value)} for value in values]
         known = set().union(*spellings)
         wanted = {value} if value in known else set(value.split(","))  # a value may contain a comma
@@ -125,18 +125,6 @@ def selected_rows(options: argparse.Namespace, places: Sequence[str] = ()) -> pd
             raise JobError(f"in these rows, {unknown(name, text, present, place)}")
         frame = frame[[not wanted.isdisjoint(texts) for texts in spellings]]
     return frame
-
-
-def _values(frame: pd.DataFrame, name: str) -> list[Any]:
-    """Return the values of a column, or of a setting without a column, such as time_budget_s."""
-    if name in frame:
-        return [row[name] for row in plain_rows(frame[[name]])]
-    settings = [json_object(job).get(name) for job in frame.get("job", ())]
-    if any(value is not None for value in settings):
-        return settings
-    if name in all_columns():
-        raise JobError(f"none of these rows has the column {name}, which is of another workload")
-    raise JobError(unknown("column", name, all_columns(), COLUMN_LIST))
 
 
 def require_values(frame: pd.DataFrame, name: str, where: str = "") -> None:

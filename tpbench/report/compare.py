@@ -12,7 +12,7 @@ import pandas as pd
 from tpbench.report import command_line
 from tpbench.report.analysis import changes
 from tpbench.report.analysis.changes import CellChange, Comparison
-from tpbench.report.analysis.metrics import counted, factor_text, metric
+from tpbench.report.analysis.metrics import counted, metric, number
 from tpbench.report.analysis.pairs import ACROSS, pair_cells
 from tpbench.settings import JobError, user_path
 from tpbench.suggestions import printable, unknown
@@ -77,7 +77,7 @@ def comparison_document(comparison: Comparison, simulated: float | None = None) 
         return {
             "cell": printable(change.name),
             "verdict": TableCell(change.verdict, kind=kind),
-            **{name: number_cell(x, factor_text) for name, x in (("ratio", value), ("low", low), ("high", high))},
+            **{name: number_cell(x, number) for name, x in (("ratio", value), ("low", low), ("high", high))},
             "sees": number_cell(comparison.smallest_seen(change), lambda x: f"{x:.1%}" if x < 10 else ">1000%"),
             **({} if simulated is None else {"found": number_cell(found, "{:.0%}".format)}),
             f"before {shown.name}": number_cell(change.before, shown.write),

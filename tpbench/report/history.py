@@ -11,7 +11,7 @@ from tpbench.report import command_line
 from tpbench.report.analysis import changes
 from tpbench.report.analysis.changes import CellChange, Comparison
 from tpbench.report.analysis.comparison import value_of
-from tpbench.report.analysis.metrics import Metric, counted, factor_text, metric
+from tpbench.report.analysis.metrics import Metric, counted, metric, number
 from tpbench.report.analysis.pairs import ACROSS, BESIDE, CellPair, cell_names, remarks, rows_by_cell, stack
 from tpbench.report.analysis.records import Record, value_text
 from tpbench.settings import JobError
@@ -104,7 +104,7 @@ def _lines(name: str, levels: Sequence[Level], change: CellChange | None, shown:
             printable(name), f"{started:%Y-%m-%d %H:%M}" if started else MISSING,
             TableCell(" ".join([commit[:8], *commit.split()[1:]]), commit), TableCell(str(len(level)), len(level)),
             number_cell(value, shown.write),
-            number_cell(value / old if value and old else None, factor_text),
+            number_cell(value / old if value and old else None, number),
             number_cell(newest.p if newest else None, "{:.2g}".format),
             TableCell(newest.verdict, kind="bad" if newest.fails else "") if newest else MISSING,
             printable("; ".join(notes), 300) or ("nothing that rows record" if before else MISSING),

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support import synthetic
 from tpbench.report.analysis.comparison import compare, ratios_to_best
-from tpbench.report.analysis.metrics import factor_text, metric, number, ratio_text
+from tpbench.report.analysis.metrics import metric, number, ratio_text
 from tpbench.report.analysis.records import Record
 from tpbench.report.pivot import pivot
 from tpbench.results.read import load
@@ -36,13 +36,6 @@ def test_about_four_digits(value, text):
 )
 def test_ratios_as_text(value, text):
     assert ratio_text(value) == text
-
-
-@pytest.mark.parametrize(
-    ("factor", "text"), [(0.001, "0.001"), (1.0005, "1.000"), (1e-300, "1e-300"), (1e300, "1e+300"), (math.inf, "inf")]
-)
-def test_factors_in_tables_of_changes(factor, text):
-    assert factor_text(factor) == text
 
 
 @pytest.mark.parametrize(

@@ -76,11 +76,6 @@ def ratio_text(ratio: float) -> str:
     return f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.1f}x" if ratio < 100 else f"{ratio:.0f}x"
 
 
-def factor_text(factor: float) -> str:
-    """Return a factor with three decimals, or with an exponent where these say nothing or fill the line."""
-    return f"{factor:.3f}" if 0.001 <= factor < 1e6 else f"{factor:.3g}"
-
-
 def counted(number_of: int, what: str) -> str:
     """Return a number with its noun, which gets an `s` unless the number is 1."""
     return f"{number_of} {what}{'' if number_of == 1 else 's'}"

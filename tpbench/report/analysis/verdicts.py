@@ -26,8 +26,6 @@ DOUBTS = {
 }
 """Trust marks with their meanings. A problem without any of these doubts is marked as `GOOD`."""
 GOOD = "good"
-PROVENANCE = {"host": "hosts", "git_commit": "commits", "kernels_version": "kernel versions"}
-"""Columns in which rows of a table should agree, with the plural of their meaning."""
 
 
 class ProblemVerdict(NamedTuple):
@@ -167,7 +165,7 @@ def disagreements(rows: Iterable[Record]) -> dict[str, frozenset[str]]:
 def mixing_note(grid: RecordGrid) -> str:
     """Return sentences about the hosts, versions and inputs that a grid's rows mix, or an empty text."""
     kinds = []
-    for name, plural in PROVENANCE.items():
+    for name, plural in (("host", "hosts"), ("git_commit", "commits"), ("kernels_version", "kernel versions")):
         if len(values := sorted({value_text(record[name]) for record in grid.records if record[name]})) > 1:
             kinds.append(f"{len(values)} {plural}" + (f" ({', '.join(values)})" if name == "host" else ""))
     sentences = [f"This table mixes {', '.join(kinds)}"] if kinds else []
