@@ -47,7 +47,7 @@ def test_only_correct_measurements_win(add, judge):
     assert verdict.ratio.value == pytest.approx(2) and verdict.doubts == ()
     assert answer([verdict]) == (
         "Fastest in 1 problem: triton_tp. "
-        "triton_tp reaches 88% of the hardware limit and is 2.00 times as fast as the next variant (device time)."
+        "triton_tp reaches 88% of the hardware limit and is 2.00 times as fast as the next (device time)."
     )
 
 
@@ -99,7 +99,7 @@ def test_the_sentence_of_many_problems(add, judge):
     found = judge()
     assert answer(found) == (
         "Fastest in 3 problems: triton_tp 2, quack 1. triton_tp reaches 80% of the hardware limit "
-        "and is 2.00 times as fast as the next variant (medians, device time)."
+        "and is 2.00 times as fast as the next (medians, device time)."
     )
     add("megatron", **measured(0.1, vocab=8000))  # nothing to compare with
     assert answer(judge()) == answer(found)

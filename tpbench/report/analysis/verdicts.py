@@ -114,7 +114,7 @@ def answer(all_verdicts: Sequence[ProblemVerdict]) -> str:
     shares = [verdict.fastest["fraction_of_floor"] for verdict in won if verdict.fastest]
     known, ratios = [share for share in shares if share], [verdict.ratio.value for verdict in won if verdict.ratio]
     parts = [f"reaches {median(known):.0%} of the hardware limit"] if known else []
-    parts += [f"is {ratio_text(median(ratios)).rstrip('x')} times as fast as the next variant"] if ratios else []
+    parts += [f"is {ratio_text(median(ratios)).rstrip('x')} times as fast as the next"] if ratios else []
     if parts:
         clocks = " or ".join(sorted({verdict.clock.name for verdict in won}))
         text += f" {best} {' and '.join(parts)} ({'medians, ' * (len(won) > 1)}{clocks} time)."
