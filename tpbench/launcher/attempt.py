@@ -168,7 +168,7 @@ def new_task(job: Job, folder: Path, **columns: Any) -> Task:
 
 
 def store(result: Result, job: Job, folder: Path) -> dict[str, Any]:
-    """Write a result's row and return it. Raises RowExists, and OSError of a full disk."""
+    """Write a result's row and JSON document, and return the row. Raises RowExists, and OSError of a full disk."""
     needed = job.workload.expected_memory(job) if result.status == "oom" else ""
     finished_at = max(result.started_at, result.finished_at)  # a clock may be set back while a job runs
     row = {
@@ -183,7 +183,12 @@ def store(result: Result, job: Job, folder: Path) -> dict[str, Any]:
     write_row(row, job.output_dir, result.row_id)
     Result.remove(folder)
     (folder / JOB_FILE).unlink(missing_ok=True)  # else a row in a merged file would look lost
-    return {name: row.get(name) for name in all_columns()} | row
+    row = {name: row.get(name) for name in all_columns()} | row
+    if document := job.workload.document(row):
+        with contextlib.suppress(OSError):  # the row has all of it
+            file = Path(job.output_dir, f"{document[0]}.json")
+            file.write_text(json.dumps(document[1], indent=2) + "\n", encoding="utf-8")
+    return row
 
 
 def discard_rows(output_dir: str, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -224,6 +224,10 @@ class Workload:
         """Return why this installation or the job's device cannot run a (valid) job with any variant, or None."""
         return None
 
+    def document(self, row: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
+        """Return a row as a JSON document that this workload's users know, with its file name, or None."""
+        return None
+
     def inputs(self, function: FunctionT) -> FunctionT:
         """Register `(problem, rank) -> dict of tensors`: the inputs of a rank, from these two and `rank.seed` only."""
         return self._declare("inputs", function)

@@ -89,6 +89,19 @@ def test_the_sweep_ends_with_a_table_without_warnings(swept: tuple[Path, subproc
     assert "Warning" not in done.stdout
 
 
+def test_rows_as_json_documents(rows: list[dict[str, Any]], swept: Any) -> None:
+    files = sorted((swept[0] / "outputs").glob("*.json"))
+    plain = ["results_autotp_tp2_dp1.json", "results_fsdp_dtensor_tp2_dp1.json"]
+    assert [file.name for file in files] == plain
+    content = json.loads(files[0].read_text())
+    assert content["config"]["model_name"] == "tiny_qwen3" and content["config"]["steps"] == 6
+    assert [step["step"] for step in content["steps"]] == [2, 3, 4, 5, 6, 7]  # after 2 warm-up steps
+    assert list(json.loads(files[1].read_text())) == list(content)
+    assert sum(content["summary"]["timing_breakdown"].values()) == pytest.approx(100)
+    assert all(0 < step["forward_time_s"] < step["step_time_s"] for step in content["steps"])
+    assert all(0 < step["memory_allocated_gb"] <= step["memory_peak_gb"] for step in content["steps"])
+
+
 def test_the_training_study(rows: list[dict[str, Any]], swept: Any) -> None:
     frame = package.load(swept[0] / "outputs")
     (table,) = study_document(frame, "training").tables

@@ -5,8 +5,8 @@ Every variant trains the same model, from the same bits of initial weights, on t
 replica have the same batch. Replicas have different ones.
 
 `problem`, `workload` and `variants` declare it, and `bench` is the session of a cell on a rank. `oracle` computes the
-reference of a run and compares. `estimates` counts before anything runs. Folders import in one direction: `model` is
-below `sharding`, which is below `training`.
+reference of a run and compares. `estimates` counts before anything runs, and `documents` makes of rows what a report
+shows. Folders import in one direction: `model` is below `sharding`, which is below `training`.
 """
 
 from tpbench.workloads.train_step import variants as variants

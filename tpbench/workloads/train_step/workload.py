@@ -1,12 +1,14 @@
 """The declaration of the train step: what is known before a cell runs, its columns, and the layout of its rows."""
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 from tpbench import packages
 from tpbench.columns import Column
 from tpbench.settings import spelled
 from tpbench.workloads import Pivot, Study, Workload
+from tpbench.workloads.train_step.documents import json_document
 from tpbench.workloads.train_step.estimates import MemoryEstimate, TrainVariant, estimate_memory, parameters
 from tpbench.workloads.train_step.model.resolve import resolve
 from tpbench.workloads.train_step.problem import ARCHITECTURE, TrainStep
@@ -130,6 +132,10 @@ class TrainStepWorkload(Workload):
     def least_gib(self, job: Any) -> float:
         """Return the expected memory of a rank in GiB, divided by the largest error of the estimate."""
         return float(self.planned_columns(job)["expected_gib"]) / LARGEST_ESTIMATE
+
+    def document(self, row: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
+        """Return the row as the JSON document of an older benchmark, with its file name, or None."""
+        return json_document(row)
 
 
 WORKLOAD = TrainStepWorkload(
