@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
-from torch.utils._pytree import register_pytree_node, tree_flatten, tree_unflatten
+from torch.utils._pytree import GetAttrKey, register_pytree_node, tree_flatten, tree_unflatten
 
 from tpbench.kernels import checks
 from tpbench.kernels.linear.function import LinearEntropyLossResult, linear_entropy_loss
@@ -17,7 +17,15 @@ from tpbench.kernels.row_loss import TopK
 from tpbench.kernels.two_pass.launch import scale_rows
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-register_pytree_node(TopK, lambda top: ([top.values, top.indices], top.tail), lambda of, tail: TopK(*of, tail))  # type: ignore[call-arg]
+register_pytree_node(
+    TopK,
+    lambda top: ([top.values, top.indices], top.tail),
+    lambda of, tail: TopK(*of, tail),  # type: ignore[call-arg]
+    flatten_with_keys_fn=lambda top: (
+        [(GetAttrKey(name), getattr(top, name)) for name in ("values", "indices")],
+        top.tail,
+    ),
+)
 
 
 def outside_of_graphs(function: Function) -> Function:
