@@ -35,7 +35,7 @@ def describe(code: int | None, timeout_s: float, folder: Path) -> tuple[str, str
         return "timeout", "\n".join([f"still running after timeout_s={timeout_s:g}{':' * bool(ranks)}", *ranks])
     failures = _failures(folder)
     quiet = logs.keys() - {failure.local_rank for failure in failures}
-    if quiet and (code == 0 or is_consequence(folder)):
+    if quiet and (code == 0 or _only_lost_peers(failures)):
         rank = min(quiet)
         sentence = f"rank {rank} ended with exit code 0 before its result, as os._exit(0) does"
         return "error", _join(sentence, _last_words(logs[rank], 3))
@@ -51,8 +51,11 @@ def describe(code: int | None, timeout_s: float, folder: Path) -> tuple[str, str
 
 def is_consequence(folder: Path) -> bool:
     """Return True if the failed ranks of this node only lost their peers: then another node knows the reason."""
-    codes = [failure.exit_code for failure in _failures(folder)]
-    return bool(codes) and all(code in LOST_PEERS for code in codes)
+    return _only_lost_peers(_failures(folder))
+
+
+def _only_lost_peers(failures: list[RankFailure]) -> bool:
+    return bool(failures) and all(failure.exit_code in LOST_PEERS for failure in failures)
 
 
 def _failures(folder: Path) -> list[RankFailure]:
