@@ -45,7 +45,7 @@ def declared(columns: Iterable[Column] | Mapping[str, str]) -> tuple[Column, ...
 
 def columns_of_fields(cls: type, *, typed: bool = True) -> list[Column]:
     """Return the columns of the fields of a settings dataclass. Fields with `column=False` have none."""
-    hints = typing.get_type_hints(cls) if typed else {}  # of a user's problem, fields may change their types
+    hints = typing.get_type_hints(cls) if typed else {}  # fields of a user's problem may change their types
     return [
         Column(field.name, type_of_hint(hints[field.name]) if typed else object, field.metadata["help"])
         for field in dataclasses.fields(cls)

@@ -1,4 +1,4 @@
-"""What the tests beside other training codes share: inputs, a tiny model, and comparisons of losses and gradients."""
+"""Inputs, a tiny model and comparisons of losses and gradients, for all tests beside other training codes."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def check_variant(workload: Workload, name: str, tp_size: int, cells: Sequence[A
 
 
 def trace_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let torch.compile only trace if there is no GPU: a compiler may be missing. fullgraph=True raises where a graph
+    """Let torch.compile only trace without a GPU: a compiler may be missing. fullgraph=True raises where a graph
     breaks."""
     if not torch.cuda.is_available():
         monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))

@@ -1,4 +1,4 @@
-"""What the integrations share: checks of versions, replaced functions, and modules of losses that are kept."""
+"""Checks of versions, replaced functions, and modules of losses that are kept, for all integrations."""
 
 from __future__ import annotations
 

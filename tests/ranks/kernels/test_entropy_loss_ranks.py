@@ -180,7 +180,7 @@ def test_a_graph_over_ranks_may_be_replayed_between_other_calls(loss: Any, rows:
 
 
 def _late(rank: Rank, logits: torch.Tensor, target: torch.Tensor, loss: Any) -> list[bool]:
-    """Whether a rank's programs left rows: when no rank, this one, and the other one came late after a meeting."""
+    """Return whether this rank's programs left rows in three calls: no rank, this one, and the other one came late."""
     local, target, shard = _shard(rank, logits, target)
     shard["loss"] = loss
     right = entropy_loss(local, target, exchange="symmetric", **shard)
@@ -214,7 +214,7 @@ def test_rows_that_a_rank_left_have_the_bits_of_the_others(loss: Any, vocab: int
 
 
 def _groups(rank: Rank) -> tuple[bool, bool]:
-    """Whether the exchange of two groups yields by default: one alone, and one beside another."""
+    """Return whether the exchange yields by default: of a group that is alone, and of one beside another."""
     logits, labels = make("cross_entropy", rows=64)
     groups = [rank.group, torch.distributed.new_group([0, 1])]
     hows = [entropy_loss(*_shard(rank, logits, labels)[:2], group=group).how for group in groups]

@@ -74,7 +74,7 @@ class Rank:
     version: int = 0
     """Changes with every store. A program that found no word need not look again before it changes."""
     met: dict[str, list[int]] = field(default_factory=dict)
-    """What each rank has told at the meetings of a name."""
+    """The numbers that each rank has told at the meetings of a name."""
     streams: list[list[Kernel]] = field(default_factory=list)
     impatient: set[Program] = field(default_factory=set)
     """Programs whose waits have a limit."""

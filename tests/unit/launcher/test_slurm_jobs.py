@@ -141,7 +141,7 @@ def test_options_for_one_host_are_refused() -> None:
 
 
 def test_a_cell_whose_task_is_not_understood_is_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its file was cut off, is foreign, or is of another version."""
+    """The file of the task was cut off, is foreign, or is of another version."""
     attempt = begun(tmp_path)
     sweep = attempt.folder.parent
     (sweep / "slurm").mkdir()
