@@ -102,8 +102,6 @@ def own_torchrun_reason(job: Job) -> str | None:
         return "memory_limit_gib limits a whole process"
     if job.implementation.process_settings:
         return f"{job.variant} changes its process: {job.implementation.process_settings}"
-    if not job.workload.reusable_process:
-        return f"{job.workload.name} changes its process"
     return None
 
 

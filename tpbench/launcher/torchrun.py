@@ -250,4 +250,6 @@ class Torchrun:
 def shared_needs(attempts: Sequence[Attempt]) -> tuple[object, ...]:
     """Return what attempts must have in common to run in one torchrun, one after the other."""
     job = attempts[0].cell.job
-    return job.world_size, job.device, job.timeout_s, any(attempt.cell.job.interpreted for attempt in attempts)
+    interpreted = any(attempt.cell.job.interpreted for attempt in attempts)
+    # Workloads differ in what they forbid NCCL, which reads that once.
+    return job.workload.name, job.world_size, job.device, job.timeout_s, interpreted

@@ -2,8 +2,8 @@
 
 The trace runs after the timed iterations. It needs CUPTI, which stays attached and slows later launches of the process
 down by 10 to 20% (pytorch/pytorch#146604); detached, it can crash together with CUDA graphs (pytorch/pytorch#144455).
-So a process that has profiled a GPU runs no further job, and a process that runs further jobs is not traced, unless a
-schedule of iterations ends it. Without a trace both clocks tell a part.
+So a process that has profiled a GPU runs no further job, and a process that runs further jobs is not traced. Without a
+trace both clocks tell a part.
 """
 
 import re
@@ -89,8 +89,7 @@ def bottleneck_columns(
     only inside kernels that also compute, and nothing of a schedule, whose device time contains gaps between launches.
     """
     schedule, costs = session.schedule, session.costs
-    # A schedule is traced in any process: nothing else shows its gaps, and a new process costs little beside it.
-    if not context.process_stays or (schedule is not None and schedule.traced):
+    if not context.process_stays:
         if busy := _busy_by_trace(step, session.restore, wall, context, columns["time_ms"]):
             shares = share_columns(*busy, columns, costs.compute_ms)
             if not (schedule and context.graph and shares["idle_share"] > MOST_IDLE_OF_REPLAY):

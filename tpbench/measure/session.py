@@ -113,8 +113,6 @@ class IterationSchedule:
     """Timed iterations, after the warm-up."""
     held_before: int = 0
     """Bytes that the rank held before the session allocated its own (`rank_memory.held_bytes`): peaks count from it."""
-    traced: bool = True
-    """True if its iterations are traced even in a process that runs further jobs, which then needs a new process."""
 
 
 class Session:

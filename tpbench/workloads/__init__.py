@@ -140,8 +140,6 @@ class Workload:
     scheduled: bool | Callable[[Any], bool] = False
     """True if each iteration continues the one before, as many as the problem says: no stop rule applies, and cells
     cannot be interleaved. `session` runs them. May be a function of the problem."""
-    reusable_process: bool = True
-    """True if jobs leave no state in a process, so that it may run the next job, or interleave both."""
     definition: Mapping[str, Any] | None = None
     """What rows carry of a workload from outside this package (`definition`). None for one of this package."""
     functions: dict[str, Callable[..., Any]] = field(default_factory=dict)

@@ -68,7 +68,7 @@ def dry_run_text(
             remarks = [f"skipped: {cell.skip_reason}"]
         elif decision is None or decision.row is None:
             # With reuse=true jobs of equally many ranks share the processes of the first one.
-            starts = not reuse or ranks not in started or not cell.job.workload.reusable_process
+            starts = not reuse or ranks not in started
             started.add(ranks)
             expected.append(expected_seconds(cell.job, seconds, starts=starts))
             time = "unknown" if expected[-1] is None else f"{expected[-1] / 60:.1f} min"

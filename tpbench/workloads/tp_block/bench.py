@@ -175,8 +175,7 @@ class StackSession(Session):
         prepared = variant.prepare(problem, self.block)
         self.prepared: PreparedBlock = require(prepared, PreparedBlock, variant, "the function")
         self.costs = self.block.costs(self.prepared.size)
-        # A new process would take longer than all steps of a stack.
-        self.schedule = IterationSchedule(problem.warmup_steps, problem.steps, held, traced=False)
+        self.schedule = IterationSchedule(problem.warmup_steps, problem.steps, held)
         rank = 0 if self.prepared.size == 1 else context.tp_rank
         self.target = self.block.inputs.target(rank, self.prepared.size)
         self.optimizer = torch.optim.AdamW(

@@ -77,6 +77,7 @@ _register(
     requires=("transformers", "deepspeed"),
     no_graph_reason="DeepSpeed reads the gradient norm on the host in each update",
     unsupported_reason=not_by_deepspeed,
+    process_settings="DeepSpeed's own process groups",
     distribution=Distribution("zero", sequence_parallel=False),
 )
 _register(

@@ -146,7 +146,6 @@ WORKLOAD = TrainStepWorkload(
     aliases=ALIASES,
     headline=("model", "num_layers", "batch_size", "seq_length"),
     scheduled=True,
-    reusable_process=False,
     columns=COLUMNS,
     former_fields={"optimizer": "torch", "nccl": "default", "ffn_matrices": 3, "phase_steps": 3},
     pivot=Pivot(

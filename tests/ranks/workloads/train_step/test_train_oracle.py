@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import re
 from dataclasses import replace
 from typing import Any
@@ -149,6 +150,30 @@ def test_the_first_gradient_of_every_parameter_is_compared(
 ) -> None:
     parameters = 2 * 11 + 3  # two layers have 22, and the embedding, the last norm and the head have one each
     assert {*run_on_ranks(ranks, gradient_errors, name, tp_size, fields)} == {(parameters, None)}
+
+
+def tensors_left(here: Rank, name: str, tp_size: int, fields: dict[str, Any]) -> int:
+    """Return the bytes of all tensors of this process after a cell, beyond those before it."""
+
+    def held() -> int:
+        gc.collect()
+        tensors = (each for each in gc.get_objects() if isinstance(each, torch.Tensor) and not each.is_meta)
+        storages = (local_shard(each).untyped_storage() for each in tensors)
+        return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
+
+    measured(here, name, fields, "", tp_size)  # what packages keep from their first use on
+    before = held()
+    measured(here, name, fields, "", tp_size)
+    return held() - before
+
+
+@pytest.mark.parametrize(
+    ("name", "tp_size", "train_loss"),
+    [("fsdp_dtensor", 2, "tpbench_linear"), ("dtensor_tp", 2, "torch"), ("fsdp", 1, "tpbench"), ("ddp", 1, "torch")],
+)
+def test_a_cell_leaves_no_tensor_to_the_next_one(name: str, tp_size: int, train_loss: str) -> None:
+    """With reuse=true, cells share their processes."""
+    assert run_on_ranks(2, tensors_left, name, tp_size, {"train_loss": train_loss}) == [0, 0]
 
 
 def references(here: Rank, fields: dict[str, Any]) -> list[oracle.Reference]:

@@ -28,8 +28,8 @@ def loss_of(
     """
     if problem.train_loss == "torch":
         return torch_loss
-    # exchange="nccl" because FSDP's collectives run at the same time.
-    shard = {"group": group, "vocab_start": vocab_start, "vocab_size": problem.vocab, "exchange": "nccl"}
+    # exchange="auto" is safe beside FSDP's collectives: it is "yielding" if a rank has another process group.
+    shard = {"group": group, "vocab_start": vocab_start, "vocab_size": problem.vocab}
     if problem.train_loss == "tpbench_linear":
         from tpbench.kernels import LinearEntropyLoss
 
