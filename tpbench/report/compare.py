@@ -12,6 +12,7 @@ import pandas as pd
 from tpbench.report import command_line
 from tpbench.report.analysis import changes
 from tpbench.report.analysis.changes import CellChange, Comparison
+from tpbench.report.analysis.comparison import value_of
 from tpbench.report.analysis.metrics import counted, metric, number
 from tpbench.report.analysis.pairs import ACROSS, pair_cells
 from tpbench.settings import JobError, user_path
@@ -34,18 +35,17 @@ def main(arguments: Sequence[str]) -> int:
     before, after, remark = read_sides(options.before, options.after)
     shown = metric(options.metric or command_line.default_time(pd.concat([before, after])))
     pairs = pair_cells(before, after)
-    if not any(pair.before and pair.after for pair in pairs):
-        one, other = (next(pair.name for pair in pairs if pair[side]) for side in (1, 2))
+    if not any(old and new for _, old, new in pairs):
+        one, other = (next(pair[0] for pair in pairs if pair[side]) for side in (1, 2))
         only = f"{one} is only before, {other} only after"
         raise JobError(f"nothing can be compared, because no cell is on both sides: {only}")
     for side, frame in ((options.before, before), (options.after, after)):
         command_line.require_values(frame, shown.name, side)
     comparison = changes.compare_cells(pairs, shown, options.threshold, allowed)
-    comparison.common = changes.common_changes(comparison, pairs)
     command_line.write(comparison_document(comparison, options.simulate), options)
     # Cells of hardware without rows after don't count as missing, nor those of a side that is a part of the other.
-    machines = {pair.after[-1]["hardware"] for pair in pairs if pair.after}
-    gone = [(pair.name, pair.before[-1]) for pair in pairs if pair.before and not pair.after]
+    machines = {new[-1]["hardware"] for _, _, new in pairs if new}
+    gone = [(name, old[-1]) for name, old, new in pairs if not new]
     lost = [name for name, row in gone if row["status"] == "ok" and row["hardware"] in machines]
     lost = [] if options.allow_missing or remark else lost
     others = [change for change in comparison.changes if change.verdict == changes.INCOMPARABLE]
@@ -71,22 +71,24 @@ def comparison_document(comparison: Comparison, simulated: float | None = None) 
 
     def cells(change: CellChange) -> dict[str, TableCell | str]:
         kind = "bad" if change.fails else "best" if change.verdict in (changes.FASTER, changes.BETTER) else ""
-        value, low, high, *_ = change.ratio or (None, None, None)
         notes = [note for note in change.notes if note not in shared or not change.ratio]
-        found = None if simulated is None else comparison.chance(change, simulated)
-        return {
+        value, low, high, *_ = change.ratio or (None, None, None)
+        line: dict[str, TableCell | str] = {
             "cell": printable(change.name),
             "verdict": TableCell(change.verdict, kind=kind),
             **{name: number_cell(x, number) for name, x in (("ratio", value), ("low", low), ("high", high))},
             "sees": number_cell(comparison.smallest_seen(change), lambda x: f"{x:.1%}" if x < 10 else ">1000%"),
-            **({} if simulated is None else {"found": number_cell(found, "{:.0%}".format)}),
-            f"before {shown.name}": number_cell(change.before, shown.write),
-            f"after {shown.name}": number_cell(change.after, shown.write),
-            "p": number_cell(change.p, "{:.2g}".format),
-            "rows before": TableCell(str(change.rows[0]), change.rows[0]),
-            "rows after": TableCell(str(change.rows[1]), change.rows[1]),
-            "note": TableCell(printable("; ".join(notes)), printable("; ".join(change.notes))),
         }
+        if simulated is not None:
+            line["found"] = number_cell(comparison.chance(change, simulated), "{:.0%}".format)
+        sides = {"before": change.before, "after": change.after}
+        for side, rows in sides.items():
+            line[f"{side} {shown.name}"] = number_cell(changes.level(rows, shown), shown.write)
+        line["p"] = number_cell(change.p, "{:.2g}".format)
+        for side, rows in sides.items():
+            count = sum(value_of(row, shown) is not None for row in rows) if change.ratio else 0
+            line[f"rows {side}"] = TableCell(str(count), count)
+        return line | {"note": TableCell(printable("; ".join(notes)), printable("; ".join(change.notes)))}
 
     ordered = sorted(
         comparison.changes,

@@ -12,7 +12,7 @@ from tpbench.report.analysis import changes
 from tpbench.report.analysis.changes import CellChange, Comparison
 from tpbench.report.analysis.comparison import value_of
 from tpbench.report.analysis.metrics import Metric, counted, metric, number
-from tpbench.report.analysis.pairs import ACROSS, BESIDE, CellPair, cell_names, remarks, rows_by_cell, stack
+from tpbench.report.analysis.pairs import ACROSS, BESIDE, cell_names, remarks, rows_by_cell, stack
 from tpbench.report.analysis.records import Record, value_text
 from tpbench.settings import JobError
 from tpbench.suggestions import printable
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     shown = metric(options.metric or command_line.default_time(frame))
     command_line.require_values(frame, shown.name)
     history = all_levels(frame, shown)
-    pairs = [CellPair(name, *levels[-2:]) for name, levels in history if len(levels) > 1]
+    pairs = [(name, levels[-2], levels[-1]) for name, levels in history if len(levels) > 1]
     comparison = changes.compare_cells(pairs, shown, options.threshold, ACROSS)
     command_line.write(_document(history, comparison, options.format in ("csv", "json")), options)
     if not any(change.is_decided for change in comparison.changes):
@@ -96,7 +96,7 @@ def _lines(name: str, levels: Sequence[Level], change: CellChange | None, shown:
     lines: list[list[TableCell | str]] = []
     for before, level in itertools.pairwise(((), *levels)):
         newest, row, started = change if level is levels[-1] else None, level[-1], level[0]["started_at"]
-        value, old = changes.level(level, shown), changes.level(before, shown) if before else None
+        value, old = changes.level(level, shown), changes.level(before, shown)
         notes = newest.notes if newest else remarks(before[-1], row, ACROSS) if before else []
         of_tpbench = value_text(row["git_commit"]) + " and changes" * bool(row["git_dirty"])
         commit = printable(row["user_commit"] or of_tpbench)

@@ -208,7 +208,7 @@ def test_a_row_of_another_form_of_its_operation_is_another_problem(text: str, fi
         and older.facts["form"] == f"tokens, delay_ms, how, seed ({folder.resolve()}/my_op.py)"
     )
     pairs = pair_cells(rows[:2], rows[2:])
-    assert len(pairs) == 3 and not any(pair.before and pair.after for pair in pairs)
+    assert len(pairs) == 3 and not any(old and new for _, old, new in pairs)
     assert information(["report", "outputs", "--columns", "how,delay_ms", "--only", "delay_ms=1"]) == 0
 
 
@@ -225,8 +225,8 @@ def test_two_files_of_one_name_are_two_problems_and_an_edited_one_stays_itself(f
         [rows["row_id"][2]],
         [rows["row_id"][1]],
     ]
-    assert any(pair.before and pair.after for pair in pair_cells(rows[:1], rows[2:]))
-    assert not any(pair.before and pair.after for pair in pair_cells(rows[:1], rows[1:2]))
+    assert any(old and new for _, old, new in pair_cells(rows[:1], rows[2:]))
+    assert not any(old and new for _, old, new in pair_cells(rows[:1], rows[1:2]))
 
 
 def test_a_file_is_known_when_rows_of_others_are_read(folder: Path) -> None:

@@ -122,8 +122,8 @@ def test_pairs_prefer_the_same_hardware(tmp_path):
     synthetic.write(cells() + cells(gpu_name="NVIDIA H100", factor=9), tmp_path / "before")
     synthetic.write(cells(run="again"), tmp_path / "after")
     pairs = pair_cells(load(tmp_path / "before"), load(tmp_path / "after"))
-    assert [pair.before[-1]["gpu_name"] for pair in pairs if pair.after] == ["NVIDIA H200"] * 2
-    assert [pair.before[-1]["gpu_name"] for pair in pairs if not pair.after] == ["NVIDIA H100"] * 2
+    assert [old[-1]["gpu_name"] for _, old, new in pairs if new] == ["NVIDIA H200"] * 2
+    assert [old[-1]["gpu_name"] for _, old, new in pairs if not new] == ["NVIDIA H100"] * 2
 
 
 def test_cells_that_all_vanish_are_no_pass(compare):

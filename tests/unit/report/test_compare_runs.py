@@ -13,7 +13,7 @@ from tpbench.measure.clocks import DEVICE
 from tpbench.report.analysis import comparison
 from tpbench.report.analysis.changes import ALPHA, compare_cells
 from tpbench.report.analysis.metrics import metric
-from tpbench.report.analysis.pairs import CellPair, pair_cells
+from tpbench.report.analysis.pairs import pair_cells
 from tpbench.report.analysis.records import Record, row_records
 from tpbench.results.read import load
 
@@ -31,7 +31,7 @@ def measured(samples, index=0, device="cuda"):
 
 def compared(before, after, metric_name="time_ms"):
     """Compare two sides, each a list of lists of rows, one for each cell."""
-    pairs = [CellPair(str(at), tuple(old), tuple(new)) for at, (old, new) in enumerate(zip(before, after, strict=True))]
+    pairs = [(str(at), old, new) for at, (old, new) in enumerate(zip(before, after, strict=True))]
     return compare_cells(pairs, metric(metric_name), 0.03)
 
 
@@ -112,5 +112,5 @@ def test_only_rows_of_equal_code_and_conditions_are_repeats(tmp_path):
         for index, changes in enumerate((*others, {}, {"memory_limit_gib": 2.0}))
     ]
     frame = load(synthetic.write(rows, tmp_path))
-    (pair,) = pair_cells(frame, frame)
-    assert [row["row_id"] for row in pair.before] == ["r4", "r5"]
+    ((_, before, _),) = pair_cells(frame, frame)
+    assert [row["row_id"] for row in before] == ["r4", "r5"]

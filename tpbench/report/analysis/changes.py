@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import pandas as pd
 from scipy import special
 
 from tpbench.report.analysis import comparison
-from tpbench.report.analysis.comparison import Observation, Ratio, RunSpread, Scatter, compare, value_of
+from tpbench.report.analysis.comparison import Observation, Ratio, RunSpread, compare, value_of
 from tpbench.report.analysis.metrics import Metric
 from tpbench.report.analysis.pairs import CellPair, differences, remarks
 from tpbench.report.analysis.records import MARKS, Record, caveat_mark, value_text
@@ -42,19 +44,17 @@ _MEDIAN_ERROR = 1.4826 * math.sqrt(math.pi / 2)
 
 @dataclass(eq=False)
 class CellChange:
-    """Change of one cell between the two sets of rows."""
+    """One cell in both sets of rows, or in one of them, and how it changed."""
 
     name: str
+    before: Sequence[Record] = ()
+    after: Sequence[Record] = ()
+    """The newest row, and before it the rows that repeat it."""
     verdict: str = INCOMPARABLE
     """One of the words above, or of `verdict_words`."""
-    before: float | None = None
-    after: float | None = None
-    """The metric: the geometric mean of repeated rows."""
     ratio: Ratio | None = None
     """After over before. Its p value is corrected for the number of cells that were tested."""
-    rows: tuple[int, ...] = (0, 0)
-    """Rows on each side that the ratio is made of."""
-    notes: list[str] = field(default_factory=list)
+    notes: Sequence[str] = ()
 
     @property
     def p(self) -> float | None:
@@ -64,9 +64,8 @@ class CellChange:
     @property
     def is_decided(self) -> bool:
         """True for a cell that was compared. Two failures or two skipped cells don't count as one."""
-        if self.verdict == SAME:
-            return self.ratio is not None or self.before is not None
-        return self.verdict not in (INCOMPARABLE, GONE, ADDED)
+        fail_alike = self.verdict == SAME and self.after[-1]["status"] != "ok"
+        return not fail_alike and self.verdict not in (INCOMPARABLE, GONE, ADDED)
 
     @property
     def fails(self) -> bool:
@@ -80,10 +79,13 @@ class Comparison:
 
     metric: Metric
     threshold: float
-    scatter: Scatter
-    changes: Sequence[CellChange] = ()
-    common: Sequence[CellChange] = ()
-    """The change that all cells have in common, then those of hosts and runs."""
+    spread: RunSpread
+    changes: Sequence[CellChange]
+
+    @cached_property
+    def common(self) -> list[CellChange]:
+        """The change that all cells have in common, then those of hosts and runs."""
+        return common_changes(self)
 
     @property
     def tested(self) -> list[CellChange]:
@@ -109,7 +111,7 @@ class Comparison:
         if not (ratio := change.ratio) or not ratio.error:
             return None
         if rows is not None:
-            prior = self.scatter.assumed.freedom
+            prior = self.spread.freedom
             error = ratio.error * math.sqrt((ratio.freedom - prior + 2) / 2 / rows)
             ratio = ratio._replace(error=error, freedom=prior + 2 * rows - 2)
         return float(special.stdtr(ratio.freedom, (math.log1p(size) - self._limit(change, ratio)) / ratio.error))
@@ -145,62 +147,54 @@ def compare_cells(
     pairs: Sequence[CellPair], shown: Metric, threshold: float, allowed: Collection[str] = ()
 ) -> Comparison:
     """Return the change of every pair. `allowed` are columns in which the two rows may differ."""
-    made = Comparison(shown, threshold, Scatter.of(shown, [side for _, *sides in pairs for side in sides]))
-    made.changes = [_change(pair, made, allowed) for pair in pairs]
+    spread = comparison.repeated_spread([side for _, *sides in pairs for side in sides], shown)
+    made = Comparison(shown, threshold, spread, [CellChange(*pair) for pair in pairs])
+    for change in made.changes:
+        change.verdict, change.ratio, change.notes = _judge(change, made, allowed)
     for change, p in zip(made.tested, holm([change.p for change in made.tested]), strict=True):
         _conclude(change, p, made)
     return made
 
 
-def _change(pair: CellPair, made: Comparison, allowed: Collection[str]) -> CellChange:
-    """Return the change as far as one pair decides it. If there is something to test, `p` is not yet corrected."""
-    if not pair.before or not pair.after:
-        only = (pair.before or pair.after)[-1]
+def _judge(change: CellChange, made: Comparison, allowed: Collection[str]) -> tuple[str, Ratio | None, Sequence[str]]:
+    """Return the verdict, the ratio and the notes, as far as one cell decides them. A p value is not yet corrected."""
+    if not change.before or not change.after:
+        only = (change.before or change.after)[-1]
         note = f"{value_text(only['hardware'])}: {value_text(only['status'])}"
-        return CellChange(pair.name, GONE if pair.before else ADDED, notes=[note])
-    first, second, shown = pair.before[-1], pair.after[-1], made.metric
-    old, new = (level(side, shown) for side in (pair.before, pair.after))
-    change = CellChange(pair.name, before=old, after=new, notes=differences(first, second, allowed))
-    if change.notes:
-        return change
+        return GONE if change.before else ADDED, None, [note]
+    first, second, shown = change.before[-1], change.after[-1], made.metric
+    if conditions := differences(first, second, allowed):
+        return INCOMPARABLE, None, conditions
     one, other = first["status"], second["status"]
-    noted = remarks(first, second, allowed)
+    notes = remarks(first, second, allowed)
     if (one, other) != ("ok", "ok"):
         fails, works = one == "ok" and other in FAILED, one in FAILED and other == "ok"
-        change.verdict = FAILS if fails else WORKS if works else SAME if one == other else INCOMPARABLE
         reason = f": {second['reason']}" if fails and second["reason"] else ""
-        change.notes = [f"{value_text(one)}, then {value_text(other)}{reason}", *(noted if fails or works else [])]
-        return change
+        verdict = FAILS if fails else WORKS if works else SAME if one == other else INCOMPARABLE
+        said = f"{value_text(one)}, then {value_text(other)}{reason}"
+        return verdict, None, [said, *(notes if fails or works else [])]
     if mark := caveat_mark(first) or caveat_mark(second):
-        change.notes = [MARKS[mark]]
-        return change
-    change.notes, change.ratio = noted, compare(pair.before, pair.after, shown, made.scatter)
-    if change.ratio is None:
-        if any(value is None or not 0 <= value < math.inf for value in (old, new)):
-            change.notes = [f"{shown.name} is missing on a side"]
-        else:  # from or to 0: no ratio says that
-            change.verdict = SAME if _is_small(change, shown) else verdict_words(shown)[new < old]  # type: ignore[operator]
-            change.rows = (1, 1)
-        return change
-    change.rows = tuple(sum(value_of(row, shown) is not None for row in side) for side in (pair.before, pair.after))
-    if change.p is None and abs(change.ratio.value - 1) > made.threshold:
-        change.notes.append("too few samples to tell: measure=default takes enough")
-    else:
-        change.verdict = SAME
-    return change
+        return INCOMPARABLE, None, [MARKS[mark]]
+    if ratio := compare(change.before, change.after, shown, made.spread):
+        if ratio.p is None and abs(ratio.value - 1) > made.threshold:
+            return INCOMPARABLE, ratio, [*notes, "too few samples to tell: measure=default takes enough"]
+        return SAME, ratio, notes
+    old, new = (level(side, shown) for side in (change.before, change.after))
+    if old is None or new is None or not (0 <= old < math.inf and 0 <= new < math.inf):
+        return INCOMPARABLE, None, [f"{shown.name} is missing on a side"]
+    return SAME if _is_small(old, new, shown) else verdict_words(shown)[new < old], None, notes  # from or to 0
 
 
 def level(rows: Sequence[Record], shown: Metric) -> float | None:
     """Return the geometric mean of a metric of some rows. A single correct row has its value, whatever it is."""
-    observed = comparison.observations(rows, shown)
-    if len(observed) > 1:
-        return comparison.exp(comparison.mean_log(observed))
-    return rows[-1][shown.name] if rows[-1]["status"] == "ok" else None
+    values = [value for row in rows if (value := value_of(row, shown))]
+    if len(values) > 1:
+        return geometric_mean(values)
+    return rows[-1][shown.name] if rows and rows[-1]["status"] == "ok" else None
 
 
-def _is_small(change: CellChange, shown: Metric) -> bool:
+def _is_small(old: float, new: float, shown: Metric) -> bool:
     """Return true for a difference that never counts."""
-    old, new = change.before or 0.0, change.after or 0.0
     return old == new or (shown.name.endswith("_gib") and abs(new - old) < RESOLUTION_GIB)
 
 
@@ -208,12 +202,13 @@ def _conclude(change: CellChange, p: float, made: Comparison) -> None:
     """Set the corrected p value of a tested change and the verdict that follows from it."""
     assert change.ratio
     ratio = change.ratio = change.ratio._replace(p=p)
+    old, new = (level(side, made.metric) or 0.0 for side in (change.before, change.after))
     if abs(ratio.value - 1) <= made.threshold:
         reach = 1 + _SAME_REACH * made.threshold
         is_vague = (ratio.high or 1) > reach or (ratio.low or 1) < 1 / reach
         change.verdict = UNCLEAR if is_vague else SAME
-    elif _is_small(change, made.metric):
-        change.notes.append(f"less than {RESOLUTION_GIB * 1024:g} MiB never counts")
+    elif _is_small(old, new, made.metric):
+        change.notes = [*change.notes, f"less than {RESOLUTION_GIB * 1024:g} MiB never counts"]
     else:
         change.verdict = UNCLEAR if p >= ALPHA - COMMON_ALPHA else verdict_words(made.metric)[ratio.value < 1]
 
@@ -225,15 +220,14 @@ def holm(p_values: Sequence[Any]) -> list[float]:
     return list(steps.clip(upper=1.0).sort_index())
 
 
-def common_changes(made: Comparison, pairs: Sequence[CellPair]) -> list[CellChange]:
+def common_changes(made: Comparison) -> list[CellChange]:
     """Return the change of all tested cells together, then of each host and run, against the same one if possible."""
-    tested = [pair for pair, change in zip(pairs, made.changes, strict=True) if change.p is not None]
     above = sum(change.ratio.value > 1 for change in made.tested if change.ratio)
     seen = pd.DataFrame(
         [
             (cell, side, *row)
-            for cell, pair in enumerate(tested)
-            for side, rows in enumerate(pair[1:])
+            for cell, change in enumerate(made.tested)
+            for side, rows in enumerate((change.before, change.after))
             for row in comparison.observations(rows, made.metric)
         ],
         columns=["cell", "side", *Observation._fields],
@@ -249,12 +243,12 @@ def common_changes(made: Comparison, pairs: Sequence[CellPair]) -> list[CellChan
     found: list[CellChange] = []
     for name, group in groups.items():
         if group["cell"].nunique() >= FEWEST_CELLS:
-            ratio = _common_ratio(group, made.scatter.assumed)
+            ratio = _common_ratio(group, made.spread._replace(factor=1.0))
             counts = abs(ratio.value - 1) > made.threshold / 2
             is_sure = ratio.p is not None and ratio.p < COMMON_ALPHA
             verdict = verdict_words(made.metric)[ratio.value < 1] if is_sure else UNCLEAR
-            notes = [] if found else [f"above 1 in {above} of {len(tested)} cells"]
-            found.append(CellChange(name, verdict if counts else SAME, ratio=ratio, notes=notes))
+            notes = [] if found else [f"above 1 in {above} of {len(made.tested)} cells"]
+            found.append(CellChange(name, verdict=verdict if counts else SAME, ratio=ratio, notes=notes))
     return found
 
 
@@ -273,4 +267,4 @@ def _common_ratio(seen: pd.DataFrame, spread: RunSpread) -> Ratio:
         [Observation(run.log, variance, started=run.started, host=run.host) for run in side.itertuples()]
         for _, side in sides
     )
-    return comparison.tested(before, after, Scatter(spread))
+    return comparison.tested(before, after, spread)

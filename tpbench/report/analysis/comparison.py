@@ -60,6 +60,8 @@ class RunSpread(NamedTuple):
     """That of a sweep as a whole, against other sweeps on the same host."""
     between_hosts: float = 0.0
     """That of a host as a whole."""
+    factor: float = 1.0
+    """How many times as large as assumed the variance of repeated rows is, in all cells together."""
 
 
 SPREADS = {
@@ -89,22 +91,6 @@ class Observation(NamedTuple):
     """The sweep that measured it."""
 
 
-class Scatter(NamedTuple):
-    """Scatter of repeated rows of all cells, as a multiple of the variance that is assumed."""
-
-    assumed: RunSpread
-    factor: float = 1.0
-
-    @classmethod
-    def of(cls, shown: Metric, groups: Sequence[Sequence[Row]]) -> "Scatter":
-        """Return the scatter of repeated rows. A group is one cell on one side."""
-        assumed, _ = _spread_and_clock(next(itertools.chain.from_iterable(groups), {}), shown)
-        repeated = [seen for group in groups if len(seen := observations(group, shown)) > 1]
-        freedom = sum(map(len, repeated)) - len(repeated)  # 0: no cell has repeated rows
-        total = sum(_squares(group) / _assumed(group) for group in repeated)
-        return cls(assumed, (assumed.freedom + total) / (assumed.freedom + freedom))
-
-
 class Ratio(NamedTuple):
     """Ratio of two groups of rows. The interval is missing if there are too few samples."""
 
@@ -128,17 +114,28 @@ class Ratio(NamedTuple):
         return self.low == self.high or not self.low <= 1 <= self.high
 
 
-def compare(before: Sequence[Row], after: Sequence[Row], shown: Metric, scatter: Scatter | None = None) -> Ratio | None:
+def compare(
+    before: Sequence[Row], after: Sequence[Row], shown: Metric, spread: RunSpread | None = None
+) -> Ratio | None:
     """Return the ratio of a metric of two groups of rows, after over before. None: a side has no positive value."""
     bottom, top = observations(before, shown), observations(after, shown)
     if not bottom or not top:
         return None
-    log = mean_log(top) - mean_log(bottom)
+    log = _mean_log(top) - _mean_log(bottom)
     if len(before) == len(after) == 1 and (by_rounds := _ratio_of_rounds(before[0], after[0], shown.name, log)):
         return by_rounds
     if all(row.known for row in (*bottom, *top)) or min(len(bottom), len(top)) >= FEWEST_ROWS:
-        return tested(bottom, top, scatter or Scatter(_spread_and_clock(before[0], shown)[0]))
-    return Ratio(exp(log))
+        return tested(bottom, top, spread or _spread_and_clock(before[0], shown)[0])
+    return Ratio(_exp(log))
+
+
+def repeated_spread(groups: Sequence[Sequence[Row]], shown: Metric) -> RunSpread:
+    """Return the assumed spread, with the scatter of the repeated rows. A group is one cell on one side."""
+    assumed, _ = _spread_and_clock(next(itertools.chain.from_iterable(groups), {}), shown)
+    repeated = [seen for group in groups if len(seen := observations(group, shown)) > 1]
+    freedom = sum(map(len, repeated)) - len(repeated)  # 0: no cell has repeated rows
+    total = sum(_squares(group) / _assumed(group) for group in repeated)
+    return assumed._replace(factor=(assumed.freedom + total) / (assumed.freedom + freedom))
 
 
 def ratios_to_best(records: Sequence[Record | None], shown: Metric) -> list[Ratio | None]:
@@ -201,12 +198,7 @@ def _assumed_variance(row: Row, shown: Metric) -> tuple[float, bool]:
     return spread.least**2 + of_spread**2 + (spread.of_interval * (end - begin) / _NORMAL_INTERVAL) ** 2, True
 
 
-def mean_log(observed: Iterable[Observation]) -> float:
-    """Return the logarithm of the geometric mean of the values."""
-    return fmean(row.log for row in observed)
-
-
-def exp(log: float) -> float:
+def _exp(log: float) -> float:
     """Return the number of a logarithm: infinity if it is too large, as a ratio of extreme values may be."""
     return math.exp(log) if log < 709.78 else math.inf
 
@@ -216,7 +208,7 @@ def _ratio(log: float, error: float, freedom: float, *, interleaved: bool = Fals
 
     reach = float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2)) * error
     p = 2 * float(special.stdtr(freedom, -abs(log) / error)) if error else float(not log)
-    return Ratio(exp(log), exp(log - reach), exp(log + reach), interleaved, p, error, freedom)
+    return Ratio(_exp(log), _exp(log - reach), _exp(log + reach), interleaved, p, error, freedom)
 
 
 def _ratio_of_rounds(before: Row, after: Row, name: str, log: float) -> Ratio | None:
@@ -243,7 +235,7 @@ def _ratio_of_rounds(before: Row, after: Row, name: str, log: float) -> Ratio | 
     return _ratio(log, error, len(kept) - 1, interleaved=True)
 
 
-def tested(before: Sequence[Observation], after: Sequence[Observation], scatter: Scatter) -> Ratio:
+def tested(before: Sequence[Observation], after: Sequence[Observation], spread: RunSpread) -> Ratio:
     """Return the ratio of after over before with its interval and p value, by a t test.
 
     Its variance is the assumed one times the scatter of all cells, moderated by the cell's own repeated rows (Smyth,
@@ -253,17 +245,21 @@ def tested(before: Sequence[Observation], after: Sequence[Observation], scatter:
     order = sorted((row.started, at) for at, side in enumerate((before, after)) for row in side)
     blocks = [side for side, _ in itertools.groupby(side for _, side in order)]  # A B A B: two blocks a side
     counts = blocks.count(0), blocks.count(1)
-    prior = scatter.assumed.freedom
+    prior = spread.freedom
     assumed = (_assumed(before) + _assumed(after)) / 2
     squares = _squares(before) + _squares(after)
-    variance = (prior * scatter.factor * assumed + squares) / (prior + len(before) + len(after) - 2)
+    variance = (prior * spread.factor * assumed + squares) / (prior + len(before) + len(after) - 2)
     if min(counts) < 2:
         variance = max(variance, assumed)
     variance *= sum(1 / count for count in counts)
     hosts = [{row.host for row in side} for side in (before, after)]
     if hosts[0] != hosts[1]:
-        variance += scatter.assumed.between_hosts**2 * sum(1 / len(side) for side in hosts)
-    return _ratio(mean_log(after) - mean_log(before), math.sqrt(variance), prior + sum(counts) - 2)
+        variance += spread.between_hosts**2 * sum(1 / len(side) for side in hosts)
+    return _ratio(_mean_log(after) - _mean_log(before), math.sqrt(variance), prior + sum(counts) - 2)
+
+
+def _mean_log(observed: Sequence[Observation]) -> float:
+    return fmean(row.log for row in observed)
 
 
 def _finite(samples: Sequence[float] | None) -> Any:

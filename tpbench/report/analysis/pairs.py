@@ -3,7 +3,7 @@
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import pandas as pd
 
@@ -15,6 +15,9 @@ from tpbench.workloads import workloads
 from tpbench.workloads.definition import workload_of
 
 CellIdentity: TypeAlias = tuple[tuple[str, Any], ...]
+CellPair: TypeAlias = tuple[str, Sequence[Record], Sequence[Record]]
+"""The name of a cell, its rows before and its rows after: the newest one, and before it the rows that repeat it. A side
+without the cell has no rows."""
 
 BESIDE = "beside"
 """Column with the jobs that ran on the host at the same time. Two rows are compared only if both ran alone."""
@@ -35,15 +38,6 @@ _ALWAYS = {"workload": None, "variant": None, "device": None, "graph": False, "f
 _ALWAYS |= {"tp_size": None, "dp_size": 1}
 """Columns of every cell's identity, with their defaults."""
 _NAMED_FIRST = ("workload", "loss", "dtype", "tokens", "vocab", "tp_size")
-
-
-class CellPair(NamedTuple):
-    """One cell in both sets, or in one of them."""
-
-    name: str
-    before: tuple[Record, ...]
-    after: tuple[Record, ...]
-    """The newest row of the cell, and before it the rows that repeat it. Empty if the set has no such cell."""
 
 
 def stack(row: Record, *, on_any_host: bool = False) -> tuple[Any, ...]:
@@ -84,12 +78,12 @@ def pair_cells(before: pd.DataFrame, after: pd.DataFrame) -> list[CellPair]:
     """Pair the rows of each cell with those of the other set, on the same hardware if possible."""
     old, new = rows_by_cell(before), rows_by_cell(after)
     names = cell_names([*old, *new])
-    pairs = []
+    pairs: list[CellPair] = []
     for cell in dict.fromkeys([*new, *old]):
         left, right = ({key: _repeated(rows) for key, rows in side.get(cell, {}).items()} for side in (old, new))
         sides = [(left.pop(machine), right.pop(machine)) for machine in [*right] if machine in left]
         sides += itertools.zip_longest(left.values(), right.values(), fillvalue=())
-        pairs += [CellPair(names[cell], *side) for side in sides]
+        pairs += [(names[cell], *side) for side in sides]
     return pairs
 
 
