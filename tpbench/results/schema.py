@@ -79,7 +79,7 @@ COLUMNS = (
     Column("oom_rank", int, "first rank that ran out of memory"),
     # Comparison with the oracle.
     Column("loss_value", float, "mean loss over the rows that count", better=0),
-    Column("loss_error", float, "largest error of a row's loss against the float64 oracle", better=0),
+    Column("loss_error", float, "error of the mean loss against the float64 oracle (0.1: of rows)", better=0),
     Column("grad_error", float, "error of the gradient against the float64 oracle", better=0),
     Column("output_error", float, "largest relative error of a row of an output against the float64 oracle", better=0),
     # The samples of these times.

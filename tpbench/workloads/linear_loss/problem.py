@@ -80,6 +80,7 @@ WORKLOAD = LinearLossWorkload(
     headline=("loss", "tokens", "hidden", "vocab"),
     columns=(
         Column("loss_identical", bool, "true if all ranks had the same bits in every loss"),
+        Column("row_loss_error", float, "largest error of a row's loss, if the variant returns them", better=0),
         Column("entropy_error", float, "largest error of a row's entropy against the float64 oracle"),
         Column("hidden_grad_error", float, "of the hidden states' gradient the largest ||row - right|| / ||right||"),
         Column("weight_grad_error", float, "the same of the weight's gradient; ||right|| is at least the RMS of rows"),

@@ -61,11 +61,13 @@ class LossOracle(ABC):
         """Return the errors of `output`, whose gradients must not be changed meanwhile."""
         problem, shape = self.problem, (self.problem.tokens,)
         outputs = {"loss": Compared(output.loss, (), None, "loss_error"), **self.gradients(output)}
-        if output.row_loss is not None:
-            outputs["row_loss"] = Compared(output.row_loss, shape, None, "loss_error")
+        limits = self.limits()
+        if output.row_loss is not None:  # few variants return it, so loss_error is of the mean alone
+            outputs["row_loss"] = Compared(output.row_loss, shape, None, "row_loss_error")
+            limits["row_loss_error"] = limits["loss_error"]
         if problem.entropy:
             outputs["entropy"] = Compared(output.entropy, shape, None, "entropy_error")
-        comparison = Comparison(outputs, self.limits(), gather_objects, self.shard.device, problem.dtype)
+        comparison = Comparison(outputs, limits, gather_objects, self.shard.device, problem.dtype)
         row_loss = torch.zeros(shape, dtype=torch.float64, device=self.shard.device)
         entropy = torch.zeros_like(row_loss)
 

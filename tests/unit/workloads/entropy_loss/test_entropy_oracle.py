@@ -207,7 +207,7 @@ def test_infinite_losses(loss: str) -> None:
         output = right(oracle)
         assert output.row_loss is not None
         output.row_loss[3] = 0.0
-        assert oracle.compare(output).columns["loss_error"] == INF
+        assert oracle.compare(output).columns["row_loss_error"] == INF
 
 
 def test_a_malformed_output_is_named_with_what_was_expected() -> None:
