@@ -8,7 +8,7 @@ import pandas as pd
 
 from tpbench.measure.machine import KNOWN_GPUS, known_gpu
 from tpbench.report.analysis.grid import arrange_rows
-from tpbench.report.analysis.records import caveat_mark
+from tpbench.report.analysis.row_values import caveat_mark
 from tpbench.settings import JobError
 from tpbench.workloads.entropy_loss import WORKLOAD
 from tpbench.workloads.entropy_loss.cost_model import LossSize, size_of

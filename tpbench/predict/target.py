@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from tpbench.measure.machine import gpu_handles, known_gpu, load_nvml
 from tpbench.predict.cells import MeasuredCells
-from tpbench.report.analysis.metrics import number
+from tpbench.report.analysis.row_values import number
 from tpbench.settings import JobError
 
 RESERVE_GIB = 2.0

@@ -10,13 +10,12 @@ import pandas as pd
 from tpbench.measure.machine import RECORDED_VARIABLES
 from tpbench.report import command_line
 from tpbench.report.analysis.grid import arrange_rows
-from tpbench.report.analysis.metrics import METRICS, metrics_of_all
-from tpbench.report.analysis.records import json_object
+from tpbench.report.analysis.row_values import METRICS, metrics_of_all
 from tpbench.report.command_line import TABLES
 from tpbench.report.pivot import pivot
 from tpbench.report.plots import PLOTS, plot
 from tpbench.report.studies import check_columns, studies, study_document, study_picture
-from tpbench.results.current_rows import newest
+from tpbench.results.current_rows import json_object, newest
 from tpbench.results.read import plain_rows
 from tpbench.settings import JobError
 from tpbench.suggestions import unknown

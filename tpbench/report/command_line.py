@@ -9,8 +9,7 @@ import pandas as pd
 from rich.console import Console
 
 from tpbench import tables
-from tpbench.report.analysis.metrics import METRICS, metric, metrics_of_all
-from tpbench.report.analysis.records import value_text
+from tpbench.report.analysis.row_values import METRICS, metric, metrics_of_all, value_text
 from tpbench.report.plots import render
 from tpbench.results.read import load, plain_rows
 from tpbench.results.schema import COLUMN_LIST

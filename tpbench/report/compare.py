@@ -13,8 +13,8 @@ from tpbench.report import command_line
 from tpbench.report.analysis import changes
 from tpbench.report.analysis.changes import CellChange, Comparison
 from tpbench.report.analysis.comparison import value_of
-from tpbench.report.analysis.metrics import counted, metric, number
 from tpbench.report.analysis.pairs import ACROSS, pair_cells
+from tpbench.report.analysis.row_values import counted, metric, number
 from tpbench.settings import JobError, user_path
 from tpbench.suggestions import printable, unknown
 from tpbench.tables import Document, Table, TableCell, number_cell

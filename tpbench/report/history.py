@@ -11,9 +11,8 @@ from tpbench.report import command_line
 from tpbench.report.analysis import changes
 from tpbench.report.analysis.changes import CellChange, Comparison
 from tpbench.report.analysis.comparison import value_of
-from tpbench.report.analysis.metrics import Metric, counted, metric, number
 from tpbench.report.analysis.pairs import ACROSS, BESIDE, cell_names, remarks, rows_by_cell, stack
-from tpbench.report.analysis.records import Record, value_text
+from tpbench.report.analysis.row_values import Metric, Record, counted, metric, number, value_text
 from tpbench.settings import JobError
 from tpbench.suggestions import printable
 from tpbench.tables import MISSING, Document, Table, TableCell, number_cell

@@ -6,12 +6,10 @@ from dataclasses import replace
 
 import pandas as pd
 
-from tpbench.report.analysis import records
+from tpbench.report.analysis import row_values
 from tpbench.report.analysis.comparison import INTERLEAVED_METHOD, Ratio, ratios_to_best
-from tpbench.report.analysis.grid import RecordGrid, arrange_rows, heading
-from tpbench.report.analysis.metrics import Metric, metric, number, ratio_text
-from tpbench.report.analysis.records import Record, column_label, value_cell, value_text
-from tpbench.report.analysis.verdicts import disagreements, mixing_note
+from tpbench.report.analysis.grid import RecordGrid, arrange_rows, disagreements, heading, mixing_note
+from tpbench.report.analysis.row_values import Metric, Record, metric, number, value_text
 from tpbench.settings import JobError
 from tpbench.suggestions import printable
 from tpbench.tables import MISSING, Document, Table, TableCell
@@ -63,10 +61,10 @@ def metric_table(grid: RecordGrid, shown: Metric, *, floor: bool = False) -> Tab
         cells = [_cell(record, shown, ratio, wins=wins) if record else _NOT_RUN for record, ratio in ranked]
         floor_ms = best[0]["floor_ms"] if best else None
         least = _NOT_RUN if floor_ms is None else TableCell(metric("floor_ms").write(floor_ms), float(floor_ms))
-        rows.append([*map(value_cell, key), *cells, *([least] if floor else [])])
+        rows.append([*map(row_values.value_cell, key), *cells, *([least] if floor else [])])
     return Table(
         heading=heading(grid.facts),
-        columns=(*map(column_label, grid.key_names), *grid.columns, *([FLOOR] if floor else [])),
+        columns=(*map(row_values.column_label, grid.key_names), *grid.columns, *([FLOOR] if floor else [])),
         rows=rows,
         facts=grid.facts,
         notes=[*filter(None, [mixing_note(grid)])],
@@ -77,20 +75,20 @@ def metric_table(grid: RecordGrid, shown: Metric, *, floor: bool = False) -> Tab
 
 def _cell(record: Record, shown: Metric, ratio: Ratio | None, *, wins: bool) -> TableCell:
     """Return the cell of a row. `ratio` is how many times worse it is than the best of its line."""
-    status, value, mark = value_text(record["status"]), record[shown.name], records.marks(record, (shown.name,))
-    cell = TableCell(status, status, hover=records.hover_text(record), anchor=value_text(record["row_id"]))
+    status, value, mark = value_text(record["status"]), record[shown.name], row_values.marks(record, (shown.name,))
+    cell = TableCell(status, status, hover=row_values.hover_text(record), anchor=value_text(record["row_id"]))
     if status != "ok":
         note = f"{status}, {printable(record['reason'] or '')}"
         return replace(cell, text="OOM" if status == "oom" else status, kind=FAILED.get(status, ""), note=note)
     if value is None:
-        return replace(cell, text=status + records.caveat_mark(record))
-    text, notes = shown.write(float(value)) + mark, [*map(records.mark_word, mark)]
+        return replace(cell, text=status + row_values.caveat_mark(record))
+    text, notes = shown.write(float(value)) + mark, row_values.mark_words(mark)
     undecided = UNDECIDED if ratio and not ratio.decided else ""
     if ratio and ratio.interleaved and ratio.low and ratio.high:
         text += f" ({number(ratio.value)}x{undecided}, {number(ratio.low)} to {number(ratio.high)})"
         notes.insert(0, "interleaved")
     elif ratio:
-        text += f" ({ratio_text(ratio.value)}{undecided})"
+        text += f" ({row_values.ratio_text(ratio.value)}{undecided})"
     notes += ["undecided"] if undecided else []
     kind = "best" if ratio and ratio.value == 1 and wins else ""
     numbers = ratio[:3] if ratio else ()
@@ -112,7 +110,7 @@ def _transposed(table: Table, grid: RecordGrid) -> Table:
 
 
 def legend(tables: Sequence[Table], shown: Metric) -> list[str]:
-    """Return the meaning of the marks that occur, and of "ok" without a value."""
+    """Return the meaning of the row_values.marks that occur, and of "ok" without a value."""
     cells = [cell for table in tables for row in table.cells for cell in row[table.keys :]]
     text = " ".join(cell.text for cell in cells)
     undecided = f"{UNDECIDED} undecided: two runs may differ as much by chance alone, or samples are too few to tell"
@@ -121,7 +119,7 @@ def legend(tables: Sequence[Table], shown: Metric) -> list[str]:
         f"ok: correct, but without {shown.name}": any(cell.value == "ok" for cell in cells),
         f"(2.000x, 1.981 to 2.019): {INTERLEAVED_METHOD}": any("interleaved" in cell.note for cell in cells),
     }
-    return [*records.mark_meanings(text), *filter(further.get, further)]
+    return [*row_values.mark_meanings(text), *filter(further.get, further)]
 
 
 def failures(grids: Sequence[RecordGrid]) -> dict[tuple[str, str], list[str]]:

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 from tpbench import packages
 from tpbench.measure.clocks import TIMED
 from tpbench.report.analysis.comparison import value_of
-from tpbench.report.analysis.grid import Key, RecordGrid, heading
-from tpbench.report.analysis.metrics import TITLES, metric
-from tpbench.report.analysis.records import column_label, hover_text, short_text, sort_key, value_text
+from tpbench.report.analysis.grid import Key, RecordGrid, heading, sort_key
+from tpbench.report.analysis.row_values import TITLES, column_label, hover_text, metric, short_text, value_text
 from tpbench.settings import JobError
 from tpbench.workloads.study_data import Panel, Picture, Series
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tpbench.report import command_line
-from tpbench.report.analysis.metrics import counted
+from tpbench.report.analysis.row_values import counted
 from tpbench.results.compact import copy_rows, remove_rows
 from tpbench.settings import JobError, path_argument
 from tpbench.suggestions import printable

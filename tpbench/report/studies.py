@@ -10,12 +10,10 @@ from typing import Any
 
 import pandas as pd
 
-from tpbench.report.analysis import records
+from tpbench.report.analysis import row_values
 from tpbench.report.analysis.comparison import ratios_to_best
-from tpbench.report.analysis.grid import RecordGrid, arrange_rows, heading
-from tpbench.report.analysis.metrics import metric, number, ratio_text
-from tpbench.report.analysis.records import Record, column_label, value_cell, value_text
-from tpbench.report.analysis.verdicts import disagreements
+from tpbench.report.analysis.grid import RecordGrid, arrange_rows, disagreements, heading, row_records
+from tpbench.report.analysis.row_values import Record, column_label, number, ratio_text, value_cell, value_text
 from tpbench.report.pivot import FAILED
 from tpbench.results.current_rows import newest
 from tpbench.results.schema import COLUMN_LIST, all_columns
@@ -63,12 +61,12 @@ def study_document(frame: pd.DataFrame, study: str | None, columns: Sequence[str
         why = "no rows" if frame.empty else "these rows do not suffice"
         whose = f"{why} for the study {study}, which is of {', '.join(by_workload)}"
         raise JobError(", ".join((whose, *left_out)))
-    return Document(tables, warnings=[*disagreements(records.row_records(newest(frame))), *left_out])
+    return Document(tables, warnings=[*disagreements(row_records(newest(frame))), *left_out])
 
 
 def _computed(frame: pd.DataFrame, by_workload: dict[str, Study]) -> list[tuple[Any, list[Record]]]:
     """Return the module of each workload that computes the study itself, with its measured rows that are correct."""
-    measured = [row for row in records.row_records(frame) if row["status"] == "ok" and not row["interpreted"]]
+    measured = [row for row in row_records(frame) if row["status"] == "ok" and not row["interpreted"]]
     return [
         (importlib.import_module(study.module), [row for row in measured if row["workload"] == workload])
         for workload, study in by_workload.items()
@@ -95,24 +93,24 @@ def cell_table(grid: RecordGrid, study: Study, names: Sequence[str]) -> Table:
         if len(values) > 1:
             keys[column_label(name)] = [value_cell(record.key[at]) for record in lines]
         elif values != {None}:
-            facts[column_label(name)] = records.value_item(*values)
+            facts[column_label(name)] = row_values.value_item(*values)
     keys["variant"] = [TableCell(record.column) for record in lines]
     columns = {"status": [_status_cell(record, names) for record in lines]} | compared_with_best(grid, study)
     statuses = {cell.text for cell in columns["status"]}
-    notes = records.mark_meanings("".join(sorted(statuses)))
+    notes = row_values.mark_meanings("".join(sorted(statuses)))
     if len(statuses) == 1 and statuses.pop().startswith("ok"):
         del columns["status"]
-        notes = tuple(f"All cells: {note}" for note in notes)
+        notes = [f"All cells: {note}" for note in notes]
     columns |= {name: [column_cell(name, record) for record in lines] for name in names if name != "status"}
     rows = [*zip(*keys.values(), *columns.values(), strict=True)]
     return Table(heading(facts), [*keys, *columns], rows, facts, notes, keys=len(keys))
 
 
 def _status_cell(record: Record, names: Sequence[str]) -> TableCell:
-    """Return the status of a row, with the marks that hold beside these columns if it is ok."""
+    """Return the status of a row, with the row_values.marks that hold beside these columns if it is ok."""
     status = value_text(record["status"])
-    mark = records.marks(record, names) if status == "ok" else ""
-    return TableCell(status + mark, status, FAILED.get(status, ""), note=", ".join(map(records.mark_word, mark)))
+    mark = row_values.marks(record, names) if status == "ok" else ""
+    return TableCell(status + mark, status, FAILED.get(status, ""), note=", ".join(row_values.mark_words(mark)))
 
 
 def filled_columns(grid: RecordGrid, names: Sequence[str]) -> list[str]:
@@ -147,7 +145,7 @@ def compared_with_best(grid: RecordGrid, study: Study) -> dict[str, list[TableCe
     ratios = {
         id(record): ratio and ratio.value
         for group in groups.values()
-        for record, ratio in zip(group, ratios_to_best(group, metric(name)), strict=True)
+        for record, ratio in zip(group, ratios_to_best(group, row_values.metric(name)), strict=True)
     }
     return {"of best": [number_cell(ratios[id(record)], ratio_text) for record in grid.records]}
 
@@ -175,7 +173,7 @@ def _points(grid: RecordGrid, study: Study) -> Picture | None:
     panels: dict[tuple[int, str], dict[str, list[tuple[float, float, str]]]] = defaultdict(lambda: defaultdict(list))
     for record in grid.records:
         x, y = (record[name] for name in study.axes)
-        if records.is_measurement(record) and x is not None and y is not None:
+        if row_values.is_measurement(record) and x is not None and y is not None:
             ranks = record["tp_size"] * record["dp_size"]
             beside = " x ".join(value_text(record.key[at]) for at in across)
             lines = panels[ranks, grid.problem_text(record.key, others)]

@@ -88,10 +88,16 @@ def newest(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _path_of(definition: str) -> str | None:
     """Return the path of the file that declares an operation. Rows of older versions have none."""
-    with contextlib.suppress(ValueError, AttributeError, RecursionError):  # it may be any text
-        path = json.loads(definition).get("path")
-        return path if isinstance(path, str) else None
-    return None
+    path = json_object(definition).get("path")
+    return path if isinstance(path, str) else None
+
+
+def json_object(text: Any) -> dict[str, Any]:
+    """Return the JSON object that a column of a row has as text. Anything else gives an empty one."""
+    with contextlib.suppress(ValueError, TypeError, RecursionError):
+        value = json.loads(text)
+        return value if isinstance(value, dict) else {}
+    return {}
 
 
 def replaced_rows(frame: pd.DataFrame) -> list[Any]:

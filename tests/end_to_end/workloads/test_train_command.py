@@ -14,7 +14,7 @@ from tests.support.composed_jobs import job
 from tpbench.job import Job, parse_job, unsupported_reason
 from tpbench.launcher.attempt import new_task, store
 from tpbench.launcher.planning.plan import ThisHost, skip_reason
-from tpbench.report.analysis.metrics import number
+from tpbench.report.analysis.row_values import number
 from tpbench.report.pivot import pivot
 from tpbench.report.studies import study_document
 from tpbench.results.read import plain_rows

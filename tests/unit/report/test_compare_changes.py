@@ -5,8 +5,8 @@ import math
 import pytest
 
 from tpbench.report.analysis.changes import compare_cells
-from tpbench.report.analysis.metrics import metric
 from tpbench.report.analysis.pairs import differences, remarks
+from tpbench.report.analysis.row_values import metric
 
 STEADY = [1.0 + 0.0001 * step for step in range(21)]
 

@@ -12,9 +12,9 @@ from tests.support import synthetic
 from tpbench.measure.clocks import DEVICE
 from tpbench.report.analysis import comparison
 from tpbench.report.analysis.changes import ALPHA, compare_cells
-from tpbench.report.analysis.metrics import metric
+from tpbench.report.analysis.grid import row_records
 from tpbench.report.analysis.pairs import pair_cells
-from tpbench.report.analysis.records import Record, row_records
+from tpbench.report.analysis.row_values import Record, metric
 from tpbench.results.read import load
 
 SWEEPS = json.loads(Path(__file__).with_name("repeated_sweeps.json").read_text())

@@ -2,9 +2,8 @@
 
 import pytest
 
-from tpbench.report.analysis.grid import arrange_rows
-from tpbench.report.analysis.records import caveat_mark, is_measurement, marks, remark_marks
-from tpbench.report.analysis.verdicts import mixing_note
+from tpbench.report.analysis.grid import arrange_rows, mixing_note
+from tpbench.report.analysis.row_values import caveat_mark, is_measurement, marks, remark_marks
 
 
 @pytest.mark.parametrize(

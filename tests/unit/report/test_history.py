@@ -8,7 +8,7 @@ import pytest
 from tests.support import synthetic
 from tests.support.commands import report as main
 from tests.unit.report.conftest import CPU
-from tpbench.report.analysis.metrics import metric
+from tpbench.report.analysis.row_values import metric
 from tpbench.report.history import all_levels
 from tpbench.results.write import write_row
 

@@ -10,8 +10,7 @@ import pytest
 
 from tests.support import synthetic
 from tpbench.report.analysis.comparison import compare, ratios_to_best
-from tpbench.report.analysis.metrics import metric, number, ratio_text
-from tpbench.report.analysis.records import Record
+from tpbench.report.analysis.row_values import Record, metric, number, ratio_text
 from tpbench.report.pivot import pivot
 from tpbench.results.read import load
 from tpbench.tables import as_csv, as_text

@@ -2,14 +2,8 @@
 
 import pytest
 
-from tpbench.report.analysis.grid import arrange_rows
-from tpbench.report.analysis.verdicts import (
-    DOUBTS,
-    answer,
-    answers,
-    disagreements,
-    verdicts_of,
-)
+from tpbench.report.analysis.grid import arrange_rows, disagreements
+from tpbench.report.analysis.verdicts import DOUBTS, answer, answers, verdicts_of
 from tpbench.report.pivot import pivot
 
 STEADY = [1.0 + 0.001 * at for at in range(12)]

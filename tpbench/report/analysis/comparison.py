@@ -17,8 +17,7 @@ import numpy as np
 
 from tpbench.measure.clocks import CHAINED, DEVICE, STATISTICS, TIMED, WALL, Clock
 from tpbench.measure.statistics import median_interval
-from tpbench.report.analysis.metrics import Metric
-from tpbench.report.analysis.records import Record, is_measurement
+from tpbench.report.analysis.row_values import Metric, Record, is_measurement
 
 CONFIDENCE = 0.95
 SETUP_SCATTER = 0.004

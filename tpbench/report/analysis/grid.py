@@ -1,7 +1,9 @@
 """Grids of records: problems by variants, from which tables and plots are made. No two different rows are merged."""
 
+import dataclasses
+import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -9,16 +11,51 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from tpbench.report.analysis import records
-from tpbench.report.analysis.records import Record, column_label, named, sort_key, value_item, value_text
-from tpbench.results.current_rows import newest
-from tpbench.results.read import chosen_options
+from tpbench.measure.statistics import is_host_bound
+from tpbench.report.analysis import row_values
+from tpbench.report.analysis.row_values import Record, named, value_item, value_text
+from tpbench.results.current_rows import hardware, newest
+from tpbench.results.read import chosen_options, plain_rows
+from tpbench.suggestions import printable
 from tpbench.tables import MISSING
 from tpbench.workloads import Pivot, Workload, workloads
 from tpbench.workloads.definition import workload_of
 
 Key: TypeAlias = tuple[Any, ...]
 _EARLIEST = datetime.min.replace(tzinfo=UTC)
+
+
+def row_records(frame: pd.DataFrame) -> list[Record]:
+    """Return each row of `load`, with its `hardware`, and with `graph_gib` added to `peak_gib`: an upper bound."""
+    records = list(map(Record, plain_rows(frame.assign(**hardware(frame)))))
+    for record in records:
+        wall, device = record["time_ms"], record["device_ms"]
+        if record["bound"] is None and wall and device is not None and is_host_bound(1 - device / wall):
+            record["bound"] = "host"  # the row doesn't say what bounds it, but its two clocks do
+        if record["peak_gib"] is not None and record["graph_gib"]:
+            record["peak_gib"] += record["graph_gib"]
+    return records
+
+
+def problem_fields(workload: Workload | None) -> dict[str, Any]:
+    """Return the fields of a workload's problem, options included, with their defaults (None: no default)."""
+    fields = dataclasses.fields(workload.problem) if workload else ()
+    return {field.name: None if field.default is dataclasses.MISSING else field.default for field in fields}
+
+
+def problem_identity(workload: Workload | None) -> dict[str, Any]:
+    """Return the fields that identify a problem, with their defaults. Equal problems must show equal losses."""
+    options = workload.option_defaults if workload else {}
+    return {name: default for name, default in problem_fields(workload).items() if name not in options} | {"dp_size": 1}
+
+
+def sort_key(value: Any) -> tuple[int, float, str]:
+    """Return a key that sorts values of mixed types: words, then numbers (also as text), then missing values."""
+    try:
+        size = 0.0 if value is None else float(value)
+    except ValueError:
+        size = math.inf
+    return (2, 0.0, "") if value is None else (1, size, "") if math.isfinite(size) else (0, 0.0, str(value))
 
 
 @dataclass(frozen=True)
@@ -67,7 +104,7 @@ def heading(facts: Mapping[str, float | str]) -> str:
 def arrange_rows(frame: pd.DataFrame) -> list[RecordGrid]:
     """Arrange the newest row of each cell in one grid for each workload and kind of hardware."""
     groups: dict[Key, list[Record]] = defaultdict(list)
-    for record in records.row_records(newest(frame)):
+    for record in row_records(newest(frame)):
         workload = workload_of(record)
         pivot = workload.pivot if workload else Pivot()
         for name, compute in pivot.derived.items():
@@ -77,14 +114,9 @@ def arrange_rows(frame: pd.DataFrame) -> list[RecordGrid]:
                 record[name] = None
         place = tuple(record[name] for name in ("workload", "device", "hardware", *pivot.sections))
         groups[*place, form_of(workload)].append(record)
-    names = [*workloads()]
-
-    def position(key: Key) -> tuple[Any, ...]:
-        workload, device, *_ = key
-        at = names.index(workload) if workload in names else len(names)
-        return at, device == "cpu", [*map(sort_key, key)]
-
-    return [_grid(groups[key], workload_of(groups[key][0])) for key in sorted(groups, key=position)]
+    order = {name: at for at, name in enumerate(workloads())}
+    places = sorted(groups, key=lambda key: (order.get(key[0], len(order)), key[1] == "cpu", [*map(sort_key, key)]))
+    return [_grid(groups[place], workload_of(groups[place][0])) for place in places]
 
 
 def form_of(workload: Workload | None) -> str:
@@ -92,7 +124,7 @@ def form_of(workload: Workload | None) -> str:
     if workload is None or workload.definition is None or workload is workloads().get(workload.name):
         return ""
     file = workload.definition.get("path") or workload.definition.get("file") or "unknown file"
-    return f"{', '.join(records.problem_fields(workload))} ({file})"
+    return f"{', '.join(problem_fields(workload))} ({file})"
 
 
 def _grid(rows: list[Record], workload: Workload | None) -> RecordGrid:
@@ -101,29 +133,32 @@ def _grid(rows: list[Record], workload: Workload | None) -> RecordGrid:
     if all_fresh:
         facts["fresh"] = value_text(True)
     lines: dict[Key, dict[Key, Record]] = defaultdict(dict)
+    names: dict[Key, str] = {}
     # The first record of a place stays: the newest measurement, or without any the newest row.
     for record in sorted(
-        rows, key=lambda row: (records.is_measurement(row), row["finished_at"] or _EARLIEST), reverse=True
+        rows, key=lambda row: (row_values.is_measurement(row), row["finished_at"] or _EARLIEST), reverse=True
     ):
-        options = (option for option in chosen_options(record, workload) if not (all_fresh and option[0] == "fresh"))
+        options = [option for option in chosen_options(record, workload) if not (all_fresh and option[0] == "fresh")]
         column = (record["variant"], *options)
-        record.key, record.column = tuple(record[name] for name in keys), column_name(column)
+        names[column] = " ".join([value_text(record["variant"]), *(named(*option) for option in options)])
+        record.key, record.column = tuple(record[name] for name in keys), names[column]
         lines[record.key].setdefault(column, record)
-    variants = [*workload.variants] if workload else []
+    order = {name: at for at, name in enumerate(workload.variants if workload else ())}
 
     def position(column: Key) -> tuple[Any, ...]:
         variant, *options = column
-        at = variants.index(variant) if variant in variants else len(variants)
-        return at, sort_key(variant), [(name, sort_key(value)) for name, value in options]
+        return order.get(variant, len(order)), sort_key(variant), [(name, sort_key(value)) for name, value in options]
 
-    columns = sorted({column for line in lines.values() for column in line}, key=position)
-    ordered = sorted(lines, key=lambda key: [*map(sort_key, key)])
+    columns = sorted(names, key=position)
     return RecordGrid(
         workload=str(facts["workload"]),
         facts={name: text for name, text in facts.items() if text != MISSING},
         key_names=tuple(keys),
-        columns=tuple(map(column_name, columns)),
-        lines={key: [lines[key].get(column) for column in columns] for key in ordered},
+        columns=tuple(names[column] for column in columns),
+        lines={
+            key: [lines[key].get(column) for column in columns]
+            for key in sorted(lines, key=lambda key: [*map(sort_key, key)])
+        },
         independent=tuple(at for at, name in enumerate(keys) if not workload or name not in workload.pivot.derived),
     )
 
@@ -136,19 +171,60 @@ def _split(rows: list[Record], workload: Workload | None) -> tuple[dict[str, flo
     if rows[0]["hardware"] is None:
         facts["hardware"] = "unknown hardware"
     if form := form_of(workload):
-        facts["form"] = records.short_text(form, 200)
+        facts["form"] = row_values.short_text(form, 200)
     keys = [*pivot.rows]
-    for name, default in (records.problem_identity(workload) | {"nodes": 1}).items():
+    for name, default in (problem_identity(workload) | {"nodes": 1}).items():
         # A row of a cell that was never run may lack a value. That doesn't count as a difference, unless null is one.
         values = {record[name] for record in rows} - (set() if default is None else {None})
         if name not in placed and len(values) > 1:
             keys.append(name)
         elif name not in placed and values and values != {default}:
-            facts[column_label(name)] = value_item(*values)
+            facts[row_values.column_label(name)] = value_item(*values)
     return facts, keys
 
 
-def column_name(column: Key) -> str:
-    """Return the name of a column: a variant, and the options that it was run with."""
-    variant, *options = column
-    return " ".join([value_text(variant), *(named(*option) for option in options)])
+def disagreements(rows: Iterable[Record]) -> dict[str, frozenset[str]]:
+    """Return a printable sentence for each problem whose correct rows have too different losses, with the rows' ids."""
+    problems: dict[Key, list[Record]] = defaultdict(list)
+    for row in rows:
+        workload = workload_of(row)
+        if row["status"] == "ok" and row["loss_value"] is not None and workload:
+            problems[workload.name, *((name, row[name]) for name in problem_identity(workload))].append(row)
+    sentences = {}
+    for (_, *fields), equal_rows in problems.items():
+        ordered = sorted(equal_rows, key=lambda row: (math.isnan(row["loss_value"]), row["loss_value"]))
+        one, other = ordered[0], ordered[-1]
+        low, high = one["loss_value"], other["loss_value"]
+        workload = workload_of(one)
+        assert workload
+        tolerance = workload.pivot.loss_tolerance.get(one["dtype"], 1e-4)
+        if math.isnan(low) or abs(low - high) <= tolerance * max(1.0, abs(low), abs(high)):
+            continue
+        defaults, problem = problem_identity(workload), workload.name
+        for name, value in fields:
+            is_told = name in workload.pivot.rows or value != defaults[name]
+            if is_told and value is not None and name not in workload.pivot.implied:
+                problem += f" {named(name, value)}"
+        first, last = (
+            f"{value_text(row['label'])} (dp{value_text(row['dp_size'])} x tp{value_text(row['tp_size'])}) "
+            f"{row_values.number(row['loss_value'])}"
+            for row in (one, other)
+        )
+        sentence = (
+            f"equal problems show different losses ({problem}): {first} and {last}; a share of "
+            f"{tolerance:g} is allowed. Measure both again, and use neither until they agree"
+        )
+        sentences[printable(sentence, 600)] = frozenset(str(row["row_id"]) for row in equal_rows)
+    return sentences
+
+
+def mixing_note(grid: RecordGrid) -> str:
+    """Return sentences about the hosts, versions and inputs that a grid's rows mix, or an empty text."""
+    kinds = []
+    for name, plural in (("host", "hosts"), ("git_commit", "commits"), ("kernels_version", "kernel versions")):
+        if len(values := sorted({value_text(record[name]) for record in grid.records if record[name]})) > 1:
+            kinds.append(f"{len(values)} {plural}" + (f" ({', '.join(values)})" if name == "host" else ""))
+    sentences = [f"This table mixes {', '.join(kinds)}"] if kinds else []
+    if any(len({bool(record["fresh"]) for record in line if record}) > 1 for line in grid.lines.values()):
+        sentences.append("Rows with fresh=true have inputs that change, and are compared only with each other")
+    return ". ".join(sentences)

@@ -7,10 +7,9 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from tpbench.report.analysis import records
-from tpbench.report.analysis.grid import form_of
-from tpbench.report.analysis.records import Record, value_text
-from tpbench.results.current_rows import replaced_rows
+from tpbench.report.analysis.grid import form_of, problem_fields, row_records
+from tpbench.report.analysis.row_values import Record, is_measurement, named, value_text
+from tpbench.results.current_rows import json_object, replaced_rows
 from tpbench.workloads import workloads
 from tpbench.workloads.definition import workload_of
 
@@ -53,7 +52,7 @@ def differences(before: Record, after: Record, allowed: Collection[str] = ()) ->
 def remarks(before: Record, after: Record, allowed: Collection[str] = ()) -> list[str]:
     """Return differences between two rows that permit a comparison but must be noted."""
     notes = _differing([*_NOTED, *(name for name in ACROSS if name in allowed)], before, after)
-    left, right = (records.json_object(row.get("environment")) for row in (before, after))
+    left, right = (json_object(row.get("environment")) for row in (before, after))
     for name in sorted({*left, *right} - {*_OF_PLACE}) if left and right else ():
         one, other = (value_text(variables.get(name, "unset")) for variables in (left, right))
         notes += [f"{name} {one} and {other}"] if one != other else []
@@ -90,7 +89,7 @@ def pair_cells(before: pd.DataFrame, after: pd.DataFrame) -> list[CellPair]:
 def _repeated(rows: Sequence[Record]) -> tuple[Record, ...]:
     """Return the newest of some rows, after the rows that it repeats, on any host of the same kind."""
     *older, newest = rows
-    measured = filter(records.is_measurement, older if records.is_measurement(newest) else ())
+    measured = filter(is_measurement, older if is_measurement(newest) else ())
     wanted = stack(newest, on_any_host=True)
     return (*(row for row in measured if stack(row, on_any_host=True) == wanted), newest)
 
@@ -100,7 +99,7 @@ def rows_by_cell(frame: pd.DataFrame) -> dict[CellIdentity, dict[Any, list[Recor
     frame = frame.drop(replaced_rows(frame))
     frame = frame.assign(when=frame["finished_at"].fillna(frame["started_at"]))
     cells: dict[CellIdentity, dict[Any, list[Record]]] = defaultdict(lambda: defaultdict(list))
-    for record in records.row_records(frame.sort_values("when", kind="stable", na_position="first")):
+    for record in row_records(frame.sort_values("when", kind="stable", na_position="first")):
         cells[_identity(record)][record["hardware"]].append(record)
     return cells
 
@@ -108,7 +107,7 @@ def rows_by_cell(frame: pd.DataFrame) -> dict[CellIdentity, dict[Any, list[Recor
 def _identity(record: Record) -> CellIdentity:
     """Return the whole problem of a cell, options included. It does not depend on the defaults of the configuration."""
     workload = workload_of(record)
-    problem = records.problem_fields(workload) or dict.fromkeys(_NAMED_FIRST)
+    problem = problem_fields(workload) or dict.fromkeys(_NAMED_FIRST)
     defaults = dict.fromkeys(_ALWAYS) | problem | {name: value for name, value in _ALWAYS.items() if value is not None}
     values = {name: default if record.get(name) is None else record[name] for name, default in defaults.items()}
     values["form"] = form_of(workload) or None
@@ -129,6 +128,6 @@ def cell_names(cells: Collection[CellIdentity]) -> dict[CellIdentity, str]:
     for cell in cells:
         values = dict(cell)
         fields = [name for name in shown if values.get(name) is not None and (name, values[name]) not in defaults]
-        words = [records.named(name, values[name]) for name in fields if name != "variant"]
+        words = [named(name, values[name]) for name in fields if name != "variant"]
         names[cell] = " ".join([value_text(values["variant"]), *words])
     return names

@@ -1,19 +1,23 @@
 """What the rows of a grid say together: the fastest variant of each problem, doubts about it, and warnings."""
 
-import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from statistics import median
 from typing import NamedTuple
 
 from tpbench.measure.clocks import DECIDING, WALL, Clock
-from tpbench.report.analysis import records
 from tpbench.report.analysis.comparison import Ratio, compare, value_of
 from tpbench.report.analysis.grid import Key, RecordGrid
-from tpbench.report.analysis.metrics import counted, metric, number, ratio_text
-from tpbench.report.analysis.records import Record, named, value_text
-from tpbench.suggestions import printable
-from tpbench.workloads.definition import workload_of
+from tpbench.report.analysis.row_values import (
+    BELOW_FLOOR,
+    Record,
+    counted,
+    is_measurement,
+    metric,
+    ratio_text,
+    remark_marks,
+    value_text,
+)
 
 DOUBTS = {
     "undecided": "two runs scatter as much as the fastest and the runner-up differ, or samples are too few to tell",
@@ -67,7 +71,7 @@ def verdicts_of(grid: RecordGrid, disputed: Collection[str] = ()) -> list[Proble
 def _verdict(grid: RecordGrid, key: Key, disputed: Collection[str]) -> ProblemVerdict:
     place = str(grid.facts["hardware"]), grid.problem_text(key, grid.varying)
     line = [record for record in grid.lines[key] if record]
-    measured = [record for record in line if records.is_measurement(record) and record["time_ms"] is not None]
+    measured = [record for record in line if is_measurement(record) and record["time_ms"] is not None]
     if not measured:
         return ProblemVerdict(*place, ("unmeasured",))
     clock = next(clock for clock in DECIDING if all(record[clock.column] is not None for record in measured))
@@ -85,7 +89,7 @@ def _verdict(grid: RecordGrid, key: Key, disputed: Collection[str]) -> ProblemVe
         "alone": ratio is None,
         "wall differs": by_wall["variant"] != first["variant"] and slower is not None and slower.decided,
         "losses differ": any(str(record["row_id"]) in disputed for record in both),
-        "below floor": any(records.BELOW_FLOOR in records.remark_marks(record) for record in both),
+        "below floor": any(BELOW_FLOOR in remark_marks(record) for record in both),
         "shared host": any(record["beside"] for record in both),
     }
     smallest = min(sized, key=lambda record: float(record["peak_gib"]), default=None)
@@ -125,50 +129,3 @@ def answer(all_verdicts: Sequence[ProblemVerdict]) -> str:
         beside = f", with {median(sizes):.0%} of the fastest variant's" if sizes and median(sizes) < 0.95 else ""
         text += f" Least memory: {name}{where}{beside}."
     return text
-
-
-def disagreements(rows: Iterable[Record]) -> dict[str, frozenset[str]]:
-    """Return a printable sentence for each problem whose correct rows have too different losses, with the rows' ids."""
-    problems: dict[Key, list[Record]] = defaultdict(list)
-    for row in rows:
-        workload = workload_of(row)
-        if row["status"] == "ok" and row["loss_value"] is not None and workload:
-            problems[workload.name, *((name, row[name]) for name in records.problem_identity(workload))].append(row)
-    sentences = {}
-    for (_, *fields), equal_rows in problems.items():
-        ordered = sorted(equal_rows, key=lambda row: (math.isnan(row["loss_value"]), row["loss_value"]))
-        one, other = ordered[0], ordered[-1]
-        low, high = one["loss_value"], other["loss_value"]
-        workload = workload_of(one)
-        assert workload
-        tolerance = workload.pivot.loss_tolerance.get(one["dtype"], 1e-4)
-        if math.isnan(low) or abs(low - high) <= tolerance * max(1.0, abs(low), abs(high)):
-            continue
-        defaults, problem = records.problem_identity(workload), workload.name
-        for name, value in fields:
-            is_told = name in workload.pivot.rows or value != defaults[name]
-            if is_told and value is not None and name not in workload.pivot.implied:
-                problem += f" {named(name, value)}"
-        first, last = (
-            f"{value_text(row['label'])} (dp{value_text(row['dp_size'])} x tp{value_text(row['tp_size'])}) "
-            f"{number(row['loss_value'])}"
-            for row in (one, other)
-        )
-        sentence = (
-            f"equal problems show different losses ({problem}): {first} and {last}; a share of "
-            f"{tolerance:g} is allowed. Measure both again, and use neither until they agree"
-        )
-        sentences[printable(sentence, 600)] = frozenset(str(row["row_id"]) for row in equal_rows)
-    return sentences
-
-
-def mixing_note(grid: RecordGrid) -> str:
-    """Return sentences about the hosts, versions and inputs that a grid's rows mix, or an empty text."""
-    kinds = []
-    for name, plural in (("host", "hosts"), ("git_commit", "commits"), ("kernels_version", "kernel versions")):
-        if len(values := sorted({value_text(record[name]) for record in grid.records if record[name]})) > 1:
-            kinds.append(f"{len(values)} {plural}" + (f" ({', '.join(values)})" if name == "host" else ""))
-    sentences = [f"This table mixes {', '.join(kinds)}"] if kinds else []
-    if any(len({bool(record["fresh"]) for record in line if record}) > 1 for line in grid.lines.values()):
-        sentences.append("Rows with fresh=true have inputs that change, and are compared only with each other")
-    return ". ".join(sentences)

@@ -16,9 +16,17 @@ from tpbench.measure.clocks import CHAINED, DECIDING, WALL
 from tpbench.report import plots
 from tpbench.report.analysis import verdicts
 from tpbench.report.analysis.comparison import INTERLEAVED_METHOD, METHOD, value_of
-from tpbench.report.analysis.grid import RecordGrid, arrange_rows, heading
-from tpbench.report.analysis.metrics import TITLES, counted, metric, number, ratio_text
-from tpbench.report.analysis.records import Record, hover_text, value_text
+from tpbench.report.analysis.grid import RecordGrid, arrange_rows, disagreements, heading
+from tpbench.report.analysis.row_values import (
+    TITLES,
+    Record,
+    counted,
+    hover_text,
+    metric,
+    number,
+    ratio_text,
+    value_text,
+)
 from tpbench.report.pivot import failures, legend, metric_table
 from tpbench.results.schema import STATUSES
 from tpbench.settings import JobError
@@ -44,7 +52,7 @@ def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
         raise JobError(f"the HTML report needs jinja2: {packages.pip_install('jinja2')}") from None
     grids = arrange_rows(frame)
     records = [record for grid in grids for record in grid.records]
-    warnings = verdicts.disagreements(records)
+    warnings = disagreements(records)
     disputed = frozenset[str]().union(*warnings.values())
     judged = [(f"s{at}", grid, verdicts.verdicts_of(grid, disputed)) for at, grid in enumerate(grids)]
     environment = jinja2.Environment(

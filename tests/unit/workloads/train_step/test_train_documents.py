@@ -8,8 +8,7 @@ import math
 import pytest
 
 from tests.support.command import ROOT
-from tpbench.report.analysis.records import row_records
-from tpbench.report.analysis.verdicts import disagreements
+from tpbench.report.analysis.grid import disagreements, row_records
 from tpbench.results.current_rows import newest
 from tpbench.results.read import load
 from tpbench.workloads.train_step.documents import json_document

@@ -1,0 +1,201 @@
+"""Values of rows: the metrics that a table can show, the marks beside them, and how all of them are written."""
+
+import hashlib
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tpbench.columns import Column
+from tpbench.measure.clocks import DECIDING, TIMED, statistics_columns
+from tpbench.measure.statistics import is_host_bound
+from tpbench.results.schema import COLUMNS, all_columns
+from tpbench.settings import JobError, spelled
+from tpbench.suggestions import memory_text, printable, unknown
+from tpbench.tables import MISSING, TableCell
+
+METRICS = [column.name for column in COLUMNS if column.better is not None]
+"""Metrics of every workload. A workload may add its own."""
+TITLES = {clock.column: clock.title for clock in (*DECIDING, *TIMED)} | {
+    "fraction_of_floor": "Share of the floor",
+    "peak_gib": "Extra peak memory",
+}
+"""Metrics that pictures and pages show first, with their titles."""
+
+INTERPRETED, SINGLE_PASS, CONTRADICTED, HOST_BOUND, THROTTLED, GRAPH_MEMORY, BELOW_FLOOR = "*^≠†‡§¶"
+TOLERANCE = 0.05
+"""Share by which a time may be below its floor, or a device time above its wall time: both are measurements."""
+MARKS = {
+    INTERPRETED: "interpreted: correct, but no measurement",
+    SINGLE_PASS: "one pass: it served as warm-up, check and time, so it isn't a measurement",
+    CONTRADICTED: "clocks contradict: the device time exceeds the wall time by more than both intervals and "
+    f"{TOLERANCE:.0%}, so it isn't a measurement",
+    HOST_BOUND: "host-bound: the device is idle for more than a fifth of the wall time",
+    THROTTLED: "throttled: a GPU lowered its clocks while it measured (throttle_reasons)",
+    GRAPH_MEMORY: "with graph_gib: peak_gib with the memory of CUDA graphs, which torch counts in part: an upper bound",
+    BELOW_FLOOR: f"faster than its floor: by more than {TOLERANCE:.0%}, so the time, the floor or the result is wrong",
+}
+"""Marks beside values that a reader must not take at face value. A row with one of the first three isn't ranked."""
+
+
+class Record(dict[str, Any]):
+    """A row by the names of its columns. A column without a value, or that no row has, is None."""
+
+    key: tuple[Any, ...] = ()
+    """The values of the keys of its grid, once a grid has placed it."""
+    column: str = ""
+    """The column of its grid: the variant and the options that it was run with. It is safe to print."""
+
+    def __missing__(self, column: str) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class Metric(Column):
+    """A column with numbers that a table can show."""
+
+    better: int = 0
+    """-1: less is better. 1: more is better. 0: neither, and no ratio is shown."""
+
+    @property
+    def is_counted(self) -> bool:
+        """True for numbers of bytes or operations, which don't depend on the host and on clocks."""
+        return self.unit in ("bytes", "FLOP", "GiB")
+
+    @property
+    def is_time(self) -> bool:
+        """True for statistics of a clock."""
+        return self.name in {column.name for column in statistics_columns()}
+
+    def write(self, value: float) -> str:
+        """Return the value with its unit, in about four digits."""
+        return amount(value, self.unit)
+
+
+def metric(name: str) -> Metric:
+    """Return the metric of that name, of any row or of one workload. Raises JobError that lists the valid names."""
+    column = all_columns().get(name)
+    if column is None or column.better is None:
+        raise JobError(unknown("metric", name, metrics_of_all()))
+    return Metric(**vars(column))
+
+
+def metrics_of_all() -> list[str]:
+    """Return the names of all metrics, those of single workloads last."""
+    return [column.name for column in all_columns().values() if column.better is not None]
+
+
+def number(value: float) -> str:
+    """Return about four significant digits, without an exponent if that is readable."""
+    size = abs(value)
+    if not math.isfinite(value) or 0 < size < 0.1 or size >= 1e15:
+        return f"{value:.3g}"
+    digits = 0 if size >= 1000 else 1 if size >= 100 else 2 if size >= 10 else 3
+    return f"{value:.{digits}f}"
+
+
+def amount(value: float, unit: str) -> str:
+    """Return a number with its unit: less than 0.1 GiB in MiB or KiB."""
+    return memory_text(value) if unit == "GiB" and 0 < value < 0.1 else f"{number(value)} {unit}".rstrip()
+
+
+def ratio_text(ratio: float) -> str:
+    """Return a ratio such as "2.00x". Beyond a thousand its digits say nothing: one of the two values is near zero."""
+    if ratio >= 1000:
+        return ">999x"
+    return f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.1f}x" if ratio < 100 else f"{ratio:.0f}x"
+
+
+def counted(number_of: int, what: str) -> str:
+    """Return a number with its noun, which gets an `s` unless the number is 1."""
+    return f"{number_of} {what}{'' if number_of == 1 else 's'}"
+
+
+def caveat_mark(row: Mapping[str, Any]) -> str:
+    """Return the mark of a row that isn't a measurement, or an empty string."""
+    device, wall = row.get("device_ci_low_ms"), row.get("time_ci_high_ms")
+    contradicted = device is not None and wall is not None and device > (1 + TOLERANCE) * wall
+    single_pass = row["warmed_up"] is False
+    return INTERPRETED if row["interpreted"] else SINGLE_PASS if single_pass else CONTRADICTED * bool(contradicted)
+
+
+def is_measurement(row: Mapping[str, Any]) -> bool:
+    """Return true if the row is correct and its times are measurements. Only such rows are ranked."""
+    return row["status"] == "ok" and not caveat_mark(row)
+
+
+def remark_marks(record: Record) -> str:
+    """Return the marks of `MARKS` about the times of a correct row, or an empty string."""
+    if record["status"] != "ok":
+        return ""
+    times = [record[name] for name in ("time_ms", "device_ms") if record[name] is not None]
+    least = (record["floor_ms"] or 0.0) * (1 - TOLERANCE)
+    is_throttled = record["throttle_reasons"] not in (None, "none")
+    below_floor = is_measurement(record) and any(time < least for time in times)
+    holds = {HOST_BOUND: record["bound"] == "host", THROTTLED: is_throttled, BELOW_FLOOR: below_floor}
+    return "".join(filter(holds.get, holds))
+
+
+def marks(record: Record, columns: Collection[str]) -> str:
+    """Return the marks beside values of these columns, which may be ratios such as time_ms/device_ms."""
+    shown = {part for name in columns for part in name.split("/")}
+    metrics = map(metric, shown & {*metrics_of_all()})
+    remarks = remark_marks(record) if any(each.better and not each.is_counted for each in metrics) else ""
+    # † stands beside wall times, or beside times in a loop if the host of the loop waits.
+    if not any(name.startswith("time_") and name.endswith("_ms") for name in shown):
+        loop, device = record["chained_ms"] if "chained_ms" in shown else None, record["device_ms"]
+        waits = loop and device is not None and is_host_bound(1 - device / loop)
+        remarks = HOST_BOUND * bool(waits) + remarks.replace(HOST_BOUND, "")
+    in_graph = "peak_gib" in shown and record["status"] == "ok" and record["graph_gib"]
+    return caveat_mark(record) + remarks + GRAPH_MEMORY * bool(in_graph)
+
+
+def mark_words(marked: str) -> list[str]:
+    """Return the marks of a text in words."""
+    return [MARKS[mark].partition(":")[0] for mark in marked]
+
+
+def mark_meanings(text: str) -> list[str]:
+    """Return a line for each mark in a text, in a fixed order."""
+    return [f"{mark} {meaning}" for mark, meaning in MARKS.items() if mark in text]
+
+
+def column_label(name: str) -> str:
+    """Return the name of a column as a report prints it."""
+    return {"tp_size": "tp", "dp_size": "dp"}.get(name, short_text(name, 40))
+
+
+def named(name: str, value: Any) -> str:
+    """Return a column with its value, as a report prints them."""
+    return f"{column_label(name)}={value_text(value)}"
+
+
+def value_text(value: Any) -> str:
+    """Return a value as a command line spells it."""
+    return MISSING if value is None or value != value else short_text(spelled(value), 60)
+
+
+def value_item(value: Any) -> float | str:
+    """Return a number as it is, and any other value as a text that is safe to print."""
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else value_text(value)
+
+
+def value_cell(value: Any) -> TableCell:
+    """Return the cell of a value, with the number behind its text."""
+    return TableCell(value_text(value), value_item(value))
+
+
+def short_text(text: str, limit: int) -> str:
+    """Return a text that is safe to print. If letters are missing, a hash tells it from other long texts."""
+    line = printable(text, limit)
+    return line if line == text else f"{line} ~{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:4]}"
+
+
+def hover_text(record: Record) -> str:
+    """Return the main numbers of a row with their intervals, its status, and its name, as one line."""
+    words = [f"{record.column}: {value_text(record['status'])}"]
+    for column, *ends in (*((clock.column, *clock.interval) for clock in TIMED), ("fraction_of_floor",), ("peak_gib",)):
+        if record[column] is not None:
+            interval = " to ".join(number(record[end]) for end in ends if record[end] is not None)
+            words.append(f"{column} {number(record[column])}{interval and f' ({interval})'}")
+    return ", ".join([*words, f"row {value_text(record['row_id'])}"])
