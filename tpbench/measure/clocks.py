@@ -63,7 +63,7 @@ DEVICE = Clock(
 CHAINED = Clock(
     "chained",
     "chained_ms",
-    "wall time of an iteration back to back with others, as in a training loop, on the slowest rank",
+    "wall time of an iteration back to back with others, in a loop of them alone, on the slowest rank",
     "Time in a loop",
     prefix="chained_",
 )

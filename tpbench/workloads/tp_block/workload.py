@@ -93,7 +93,7 @@ WORKLOAD = BlockWorkload(
         _profiled("communication_ms", float, "the step's collectives alone, one after the other", better=0),
         _profiled("exposed_ms", float, "time beyond the step without communication (median of pairs)", better=-1),
         _profiled("hidden_share", float, "1 - exposed_ms / communication_ms", better=0, percent=True),
-        Column("chained_compute_ms", float, "compute_ms of steps back to back, as in a training loop"),
+        Column("chained_compute_ms", float, "compute_ms of steps back to back, in a loop of them alone"),
         Column("chained_exposed_ms", float, "exposed_ms of steps back to back (median of pairs of blocks)", better=-1),
         Column("forward_compute_ms", float, "compute_ms of the forward pass alone"),
         Column("forward_exposed_ms", float, "exposed_ms of the forward pass alone", better=-1),
