@@ -4,6 +4,9 @@
 A table in a page is a block. It begins with a comment that holds a command, or the name of one of `LISTS`, which are
 made from the code. Its output follows, which is replaced, and then the comment "end". A new block needs only its first
 comment. A comment whose command ends with an .svg file draws a picture of the page, and has no output.
+
+A figure in a sentence comes from rows, too. It stands between `<!--= METRIC NAME=VALUE ...: LABEL -->` and `<!---->`.
+The page names its rows once, as arguments of `report`: `<!--= from ARGUMENTS -->`.
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ BLOCK = re.compile(
     r"(?:(?:(?!<!--).)*<!-- end -->\n)?",
     flags=re.DOTALL,
 )
+FIGURE = re.compile(r"(?P<head><!--= (?P<metric>\w+) (?P<facts>[^:>]*): (?P<label>[^>]*) -->)[^<]*<!---->")
+ROWS = re.compile(r"<!--= from ([^>]*) -->\n")
 
 
 def pages() -> list[Path]:
@@ -41,14 +46,25 @@ def pages() -> list[Path]:
 
 
 def with_tables(text: str) -> str:
-    """Return the text of a page with each block's output as it is today, and draw its pictures. Raises JobError if a
-    command fails."""
+    """Return the text of a page with each block's output and each figure as they are today, and draw its pictures.
+
+    Raises JobError if a command fails, or if a figure isn't of one row.
+    """
+    rows = ROWS.search(text)
 
     def made(match: re.Match[str]) -> str:
         output = _output(match["program"], match["arguments"])
         return match["head"] if match["arguments"].endswith(".svg") else f"{match['head']}\n{output}\n<!-- end -->\n"
 
-    return BLOCK.sub(made, text)
+    def figure(match: re.Match[str]) -> str:
+        chosen = f'{rows[1] if rows else ""} {match["facts"]} --label "{match["label"]}"'
+        table = _output("report", f"{chosen} --columns {match['metric']} --format markdown")
+        lines = [line for line in table.splitlines() if line.startswith("|")][2:]
+        if len(lines) != 1:
+            raise JobError(f"{match['head']}: {len(lines)} rows")
+        return f"{match['head']}{lines[0].split('|')[-2].strip()}<!---->"
+
+    return FIGURE.sub(figure, BLOCK.sub(made, text))
 
 
 def _output(program: str | None, arguments: str) -> str:

@@ -39,6 +39,14 @@ def test_a_table_is_made_from_its_comment() -> None:
     assert with_tables(made.replace("1.00x", "9.99x")) == made
 
 
+def test_a_figure_in_a_sentence_is_taken_from_its_row() -> None:
+    rows = "<!--= from outputs/reference --loss cross_entropy --only tokens=4096 graph=false -->\n"
+    figure = "{rows}takes <!--= device_ms vocab=131072 tp_size={tp}: triton_tp -->{number}<!----> ms".format
+    assert with_tables(figure(rows=rows, tp=2, number="9.99")) == figure(rows=rows, tp=2, number="0.400")
+    with pytest.raises(JobError, match="tp_size=2,4: triton_tp -->: 2 rows"):
+        with_tables(figure(rows=rows, tp="2,4", number=""))
+
+
 def test_a_command_that_fails_is_named() -> None:
     with pytest.raises(JobError, match=r"report\.py outputs/reference --variant nonsense\n.*no variant is called"):
         with_tables("<!-- scripts/report.py outputs/reference --variant nonsense -->\n")

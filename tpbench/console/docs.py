@@ -1,6 +1,7 @@
 """`python -m tpbench docs [PAGE]`: the pages that are shipped with the package."""
 
 import argparse
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,7 +22,7 @@ def main(arguments: Sequence[str]) -> int:
         titles = [[page, file.read_text("utf-8").partition("\n")[0].lstrip("# ")] for page, file in PAGES.items()]
         print(*aligned_lines(("page", "title"), titles), sep="\n")
     elif name in PAGES:
-        print(PAGES[name].read_text("utf-8"), end="")
+        print(re.sub(r"<!--.*?-->\n?", "", PAGES[name].read_text("utf-8")), end="")  # without where tables come from
     else:
         raise JobError(unknown("page", name, PAGES))
     return 0
