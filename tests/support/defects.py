@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-SEEDS = int(os.environ.get("CAMPAIGN_DEFECT_SEEDS", "5"))
-"""Seeds of each problem, from 0 on. `scripts/campaign --defects N` sets it."""
-LARGE_SEEDS = 1 if torch.cuda.is_available() else 20
-"""Problems with real numbers of columns, which take long on CPUs, have a fraction of the seeds: one in so many."""
+FIRST_SEED = int(os.environ.get("CAMPAIGN_SEED", "0"))
+SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("CAMPAIGN_DEFECT_SEEDS", "5")))
+"""Seeds of each problem. `scripts/campaign --defects N --seed FIRST` sets them."""
+IS_CAMPAIGN = len(SEEDS) > 5
+LARGE_SEEDS = SEEDS if torch.cuda.is_available() else SEEDS[::20]
+"""Seeds of problems with real numbers of columns, which take long on CPUs."""
 
 
 def _zero(*place: slice | int) -> Callable[[Tensor], Tensor]:
@@ -52,6 +54,24 @@ DEFECTS: dict[str, Callable[[Tensor], Tensor]] = {
     "a scale of 1 + 2^-6": _times(1 + 2**-6, ALL),
 }
 """Defects of a matrix of gradients, by name."""
+
+
+def remember(oracle: Any, *methods: str) -> None:
+    """Let methods of an oracle compute their results once for each block of rows: many outputs have the same inputs."""
+
+    def remembered(function: Callable[..., Any]) -> Callable[..., Any]:
+        results: dict[int, Any] = {}
+
+        def run(rows: Any, *args: Any) -> Any:
+            first = rows.start if isinstance(rows, slice) else 0
+            if first not in results:
+                results[first] = function(rows, *args)
+            return results[first]
+
+        return run
+
+    for name in methods:
+        setattr(oracle, name, remembered(getattr(oracle, name)))
 
 
 def output_of_step(session: Any, changed_by: int | None) -> Any:

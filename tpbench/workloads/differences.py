@@ -6,7 +6,7 @@ ranks in which rounding errors average out (`groups`).
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -49,7 +49,7 @@ class Comparison:
         self.columns = {name: output.column for name, output in outputs.items()}
         malformed = {name: _malformed(name, *output[:3], device) for name, output in outputs.items()}
         malformed = {name: text for name, text in malformed.items() if text}
-        self.malformed = self._of_worst_rank({name: Finding(math.inf, text) for name, text in malformed.items()})
+        self.malformed = _of_worst_rank(gather({name: Finding(math.inf, text) for name, text in malformed.items()}))
         self.errors = {column: torch.zeros((), dtype=torch.float64, device=device) for column in limits}
         for name in self.malformed:
             self.errors[self.columns[name]].fill_(math.inf)
@@ -171,16 +171,16 @@ class Comparison:
 
     def verdict(self) -> Verdict:
         """Return the largest errors of all ranks, and why the outputs are wrong. Equal on every rank."""
-        by_rank = self.gather({column: float(error) for column, error in self.errors.items()})
-        errors = {column: max(rank[column] for rank in by_rank) for column in self.limits}
         findings = {}
         for (name, way), finding in self.worst.items():
             count, of = self.counts.get((name, way), (0, 0))
             what = "differ by more than rounding" if way == "bound" else "differ"
             text = f"{count} of {of} elements of {name} {what}{finding.text}" if of else finding.text
             findings[f"{name} {way}"] = finding._replace(text=text)
-        places = self._of_worst_rank(findings)
-        reasons = []
+        of_rank = {column: float(error) for column, error in self.errors.items()}
+        error_of, findings_of = zip(*self.gather((of_rank, findings)), strict=True)
+        errors = {column: max(of_rank[column] for of_rank in error_of) for column in self.limits}
+        places, reasons = _of_worst_rank(findings_of), []
         for column, limit in self.limits.items():
             names = [name for name, of_column in self.columns.items() if of_column == column]
             if malformed := [self.malformed[name] for name in names if name in self.malformed]:
@@ -197,14 +197,16 @@ class Comparison:
             reasons += [where] if where else []
         return Verdict(errors, " and ".join(reasons) or None)
 
-    def _of_worst_rank(self, findings: Mapping[str, Finding]) -> dict[str, str]:
-        """Return the text of the rank with the largest error, and of these the first, by key."""
-        worst: dict[str, Finding] = {}
-        for rank, of_rank in enumerate(self.gather({key: [*finding] for key, finding in findings.items()})):
-            for key, (ratio, text) in of_rank.items():
-                if key not in worst or ratio > worst[key].ratio:
-                    worst[key] = Finding(ratio, f"rank {rank}: {text}")
-        return {key: finding.text for key, finding in worst.items()}
+
+def _of_worst_rank(by_rank: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the text of the rank with the largest error, and of these the first, by the keys of each rank's findings,
+    pairs of a ratio and a text."""
+    worst: dict[str, Finding] = {}
+    for rank, findings in enumerate(by_rank):
+        for key, (ratio, text) in findings.items():
+            if key not in worst or ratio > worst[key].ratio:
+                worst[key] = Finding(ratio, f"rank {rank}: {text}")
+    return {key: finding.text for key, finding in worst.items()}
 
 
 def rounding(right: Tensor, dtype: torch.dtype, *, times: int = 2) -> Tensor:

@@ -77,10 +77,20 @@ class Oracle(LossOracle):
 
     def compare_gradients(self, comparison: Comparison, output: Output, blocks: Blocks) -> None:
         """Record the errors of rows of both gradients, and judge rows, columns and tiles by the noise of rounding."""
+        for name, (right, of_product) in self.products(blocks, output.omits_below).items():
+            if name in comparison.got:
+                got = self._whole(comparison.got[name]) if name == "grad_hidden" else comparison.got[name]
+                slack, explained = torch.finfo(got.dtype).smallest_normal, of_product.allowed(1, right, self.dtype)
+                least = explained / comparison.limits[comparison.columns[name]]
+                comparison.matrix(name, right, slack, got=got, least=least)
+                of_product.judge(comparison, name, got.double(), right, self.dtype)
+
+    def products(self, blocks: Blocks, omits_below: float) -> dict[str, tuple[Tensor, ProductNoise]]:
+        """Return the right gradients by name, each with the noise of rounding."""
         right_weight, right_hidden = torch.zeros_like(self.weight), self.weight.new_zeros(self.hidden.shape)
         of_weight, of_hidden = ProductNoise.zeros(right_weight), ProductNoise.zeros(right_hidden)
         for rows, grad, terms in blocks:
-            noise = self._logit_noise(grad, terms, output.omits_below)
+            noise = self._logit_noise(grad, terms, omits_below)
             hidden = self.hidden[rows].double()
             right_weight.addmm_(grad.t(), hidden)
             of_weight.add(noise, grad, hidden, is_transposed=True)
@@ -91,14 +101,7 @@ class Oracle(LossOracle):
             part.columns[2] += partial.square().sum(0)
             right_hidden[rows] = self.sum(partial)
         of_hidden = ProductNoise(self.sum(of_hidden.rows), self.sum(of_hidden.columns))
-        products = {"grad_hidden": (right_hidden, of_hidden), "grad_weight": (right_weight, of_weight)}
-        for name, (right, of_product) in products.items():
-            if name in comparison.got:
-                got = self._whole(comparison.got[name]) if name == "grad_hidden" else comparison.got[name]
-                slack, explained = torch.finfo(got.dtype).smallest_normal, of_product.allowed(1, right, self.dtype)
-                least = explained / comparison.limits[comparison.columns[name]]
-                comparison.matrix(name, right, slack, got=got, least=least)
-                of_product.judge(comparison, name, got.double(), right, self.dtype)
+        return {"grad_hidden": (right_hidden, of_hidden), "grad_weight": (right_weight, of_weight)}
 
     def _logit_noise(self, grad: Tensor, terms: tuple[Tensor, Tensor], omits_below: float) -> LogitNoise:
         """Return the errors of the gradient of the last block's logits, from its absolute terms."""
