@@ -87,9 +87,9 @@ def _leave_torchrun() -> None:
 
 def _hydra_message(error: HydraException) -> str:
     """Return an error of Hydra's for the user, with the valid names if a choice or an option does not exist."""
-    if isinstance(error, MissingConfigException) and "/" in str(error.missing_cfg_file):
-        group, _, choice = str(error.missing_cfg_file).rpartition("/")
-        return unknown_choice(group.rpartition("/")[2], choice, set(error.options or ()) - {"basic"})
+    if isinstance(error, MissingConfigException):
+        if name := re.match(r"(?:hydra/)?(\w+)/(.*)", str(error.missing_cfg_file)):
+            return unknown_choice(name[1], name[2], set(error.options or ()) - {"basic"})
     match = re.search(r"Could not override 'hydra\.launcher\.(\w+)", str(error))
     valid = SlurmSettings.__dataclass_fields__.keys()
     if match and match[1] in valid:

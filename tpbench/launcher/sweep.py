@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.conf import HydraConf
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
@@ -27,7 +28,15 @@ from tpbench.launcher.command_line import arguments
 from tpbench.launcher.command_line.outside_choices import command_line_variants
 from tpbench.launcher.display import QUIET_S
 from tpbench.launcher.host import Host
-from tpbench.launcher.options import CODE, GROUPS, SlurmSettings, SweepOptions, command_line_names, store_defaults
+from tpbench.launcher.options import (
+    CODE,
+    CONF,
+    GROUPS,
+    SlurmSettings,
+    SweepOptions,
+    command_line_names,
+    store_defaults,
+)
 from tpbench.launcher.planning.plan import Request, plan, sweep_options
 from tpbench.launcher.planning.resume import decide
 from tpbench.launcher.runner import Runner, run_sweep
@@ -52,6 +61,7 @@ class TorchrunLauncher(Launcher):
         """Accept the options of the launcher's file. `runner` reads them later, when errors reach the user."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        _check_hydra(config.hydra)
         self.config, self.composer = config, SweepComposer(hydra_context.config_loader, config)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
@@ -184,6 +194,20 @@ def _difference(name: str, value: object, other_name: str, other: object) -> int
     if not (isinstance(value, int) and isinstance(other, int) and value > other):
         raise JobError(f"{name}={value} includes {other_name}={other}: it must be a larger number")
     return value - other
+
+
+def _check_hydra(hydra: DictConfig) -> None:
+    """Raise JobError for a setting of Hydra that a file makes and nothing reads, such as a folder, which `launch` would
+    remove."""
+    own = OmegaConf.merge(OmegaConf.structured(HydraConf), OmegaConf.load(CONF / "config.yaml").hydra)
+    trees: list[Any] = [*map(OmegaConf.to_container, (hydra, own))]
+    given, plain = ({**tree, **tree["job"]} for tree in trees)
+    for name in ("run", "sweep", "output_subdir", "callbacks", "verbose", "chdir", "env_set", "env_copy"):
+        if given[name] != plain[name]:
+            place = f"hydra.{'job.' * (name in own.job)}{name}"
+            raise JobError(
+                f"in a configuration file: {place} has no effect: hydra.launcher and sweeper.params have one"
+            )
 
 
 def _check_files(config: Any, choices: Mapping[str, Any], names: Iterable[str]) -> None:

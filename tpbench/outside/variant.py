@@ -5,6 +5,7 @@ The launcher doesn't run the file. It asks a process of its own, `tpbench.outsid
 
 import functools
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -19,13 +20,17 @@ from tpbench.suggestions import unknown
 from tpbench.workloads import NAMES, Variant, Workload, workloads
 from tpbench.workloads.definition import known
 
+_PLAIN = re.compile(r"[A-Za-z0-9_./-]+")
+"""Paths that are written in rows, tables and command lines as they are."""
+
 
 @dataclass(frozen=True)
 class OutsideVariant:
     """A variant of a user's file, as the launcher knows it. All values are plain: a task has them."""
 
     name: str
-    """The name in rows and tables: FILE.py:FUNCTION."""
+    """The name in rows and tables, FILE.py:FUNCTION. FILE is a path from the folder where the command runs. A file
+    elsewhere has its name with that of its folder."""
     workload: str = NAMES[0]
     path: str = ""
     """Absolute path of the file. Empty: only a row names the variant, so it cannot be loaded."""
@@ -109,7 +114,10 @@ def from_file(path: Path, function: str) -> OutsideVariant:
     if fields["error"]:
         raise JobError(f"{path.name}: {fields['error']}")
     plain = {name: value for name, value in fields.items() if name != "error"}
-    return OutsideVariant(f"{path.name}:{function}", path=str(path), version=version, **plain)
+    folder = Path.cwd() if path.is_relative_to(Path.cwd()) else path.parent.parent
+    place = path.relative_to(folder).as_posix()
+    name = f"{place if _PLAIN.fullmatch(place) else path.name}:{function}"
+    return OutsideVariant(name, path=str(path), version=version, **plain)
 
 
 def names_in(path: Path) -> list[str]:

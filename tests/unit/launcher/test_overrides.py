@@ -1,9 +1,11 @@
 """Checks and rewrites of the command line, and explanations of arguments that are not overrides."""
 
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from hydra.conf import HydraConf
 from omegaconf import OmegaConf
 
 from tests.support import composed_jobs
@@ -14,7 +16,7 @@ from tpbench.launcher.command_line.arguments import (
     for_hydra,
     rewritten,
 )
-from tpbench.launcher.sweep import SweepComposer, _check_files
+from tpbench.launcher.sweep import SweepComposer, _check_files, _check_hydra
 from tpbench.settings import JobError
 from tpbench.workloads import workloads
 
@@ -83,6 +85,15 @@ def test_a_group_at_the_root_of_a_file_is_refused() -> None:
         _check_files(OmegaConf.create({"shape": {"tokens": 3}}), {"shape": "mine"}, [])
 
 
+@pytest.mark.parametrize("node", [{"sweep": {"dir": "/data"}}, {"job": {"env_set": {"X": "7"}}}, {"verbose": True}])
+def test_a_setting_of_hydra_in_a_file_is_refused_if_nothing_reads_it(node: dict[str, Any]) -> None:
+    """`hydra.sweep.dir` would even name a folder that is removed."""
+    plain = OmegaConf.merge(OmegaConf.structured(HydraConf), OmegaConf.load(CONF / "config.yaml").hydra)
+    _check_hydra(OmegaConf.merge(plain, {"sweeper": {"params": {"seed": "1,2"}}, "launcher": {"account": "a"}}))
+    with pytest.raises(JobError, match=r"in a configuration file: hydra\.[a-z_.]+ has no effect"):
+        _check_hydra(OmegaConf.merge(plain, node))
+
+
 def test_a_name_in_a_file_that_is_no_field_is_refused() -> None:
     _check_files({}, {}, ["tokens", "resume", "shape_workload", "hub_ids", "variant"])
     with pytest.raises(JobError, match=r"in a configuration file: no field is called tokenss, did you mean tokens"):
@@ -136,6 +147,7 @@ def test_a_file_may_choose_all_variants() -> None:
         ("+experiment=[peers,profile]", "experiments run one after the other"),
         ("hydra.verbose=true", "hydra.verbose=true has no effect"),
         ("+hydra.job.env_set.X=7", "has no effect"),
+        ("hydra.mode=RUN", "has no effect"),
     ],
 )
 def test_an_override_that_hydra_would_accept_is_refused_if_it_can_mean_nothing(argument: str, message: str) -> None:

@@ -14,7 +14,8 @@ from tpbench.outside.describe import described
 
 
 @pytest.fixture(autouse=True)
-def described_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def described_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)  # in another folder its name would be a part of a variant's
     run = subprocess.run
 
     def run_here(command: Any, **options: Any) -> Any:

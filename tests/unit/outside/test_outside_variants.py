@@ -68,9 +68,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_command_line_names_a_function_of_a_file(folder: Path) -> None:
     arguments = ["-m", "variant=../my_loss.py:fast_tp,triton_tp", "seed=1,2"]
     renamed = rewritten(arguments)
-    assert renamed == ["-m", "variant=my_loss.py:fast_tp,triton_tp", "seed=1,2"]
+    assert renamed == ["-m", f"variant={folder.name}|my_loss.py:fast_tp,triton_tp", "seed=1,2"]
     check_overrides(renamed[1:])
-    found = outside_choices.command_line_variants["my_loss.py:fast_tp"]
+    found = outside_choices.command_line_variants[f"{folder.name}/my_loss.py:fast_tp"]
     assert (found.path, found.line) == (str(folder / "my_loss.py"), 6)  # of the decorator
     assert found.variant.summary == "Add one to the shard."
     assert (found.variant.options, found.variant.requires) == ({"compile"}, ("torch",))
@@ -134,10 +134,15 @@ def test_a_function_without_the_decorator_is_told_how_to_name_its_workload(folde
         parse_job({"variant": "triton_tp", "shape_workload": "tp_block"})
 
 
-def test_two_files_with_one_name_are_refused(folder: Path) -> None:
-    Path("my_loss.py").write_text(FILE.replace("from helper import NUMBER", "NUMBER = 7"))
-    with pytest.raises(JobError, match=r"both declare my_loss\.py:fast_tp: rename one of them"):
-        rewritten(["variant=my_loss.py:fast_tp,../my_loss.py:fast_tp"])
+def test_variants_of_two_files_with_one_name_have_their_folders_names_or_are_refused(folder: Path) -> None:
+    for place in ("a", "b", "c", "../c"):
+        Path(place).mkdir()
+        Path(place, "my_loss.py").write_text(FILE.replace("from helper import NUMBER", "NUMBER = 7"))
+    rewritten([f"variant={','.join(f'{place}/my_loss.py:fast_tp' for place in ('a', 'b', '../c'))}"])
+    names = {f"{place}/my_loss.py:fast_tp" for place in "abc"}
+    assert names == outside_choices.command_line_variants.keys()
+    with pytest.raises(JobError, match=r"both declare c/my_loss\.py:fast_tp: rename one of them"):
+        rewritten(["variant=c/my_loss.py:fast_tp"])
 
 
 def test_only_the_command_line_loads_code(folder: Path) -> None:
@@ -175,7 +180,7 @@ def test_a_task_carries_the_variant_and_a_row_its_version_but_no_folder(folder: 
     task = new_task(job, folder)
     task.save(folder / "task.json")
     assert Task.load(folder / "task.json").job == job
-    assert task.columns["variant"] == "my_loss.py:fast_tp"
+    assert task.columns["variant"] == f"{folder.name}/my_loss.py:fast_tp"
     assert task.columns["variant_version"] == job.outside.version and len(job.outside.version) == 12
     assert task.columns["package_versions"] is None
     job_column = str(task.columns["job"])

@@ -40,11 +40,12 @@ MAX_CELLS = 10_000
 """Most values of a range. Every cell is composed before the first one runs, in about 60 ms each."""
 
 _ENVIRONMENT = re.compile(r"\$\{\s*oc\.(env|\$)")
-_ELEMENT = re.compile(r"""'[^']*'|"[^"]*"|[^,'"]+""")
+_QUOTED = re.compile(r"""'[^']*'|"[^"]*\"""")
+_ELEMENT = re.compile(rf"""{_QUOTED.pattern}|[^,'"]+""")
 """A text of several, with its quotation marks."""
 _PLAIN = re.compile(r"(?!(?:true|false|inf|nan)$)[A-Z_/][A-Z0-9_./:-]*", re.IGNORECASE)
 """A text that Hydra takes as it is: no number, no truth value, nothing with a meaning in Hydra's grammar."""
-_OF_HYDRA = re.compile(r"hydra[./]launcher\b|hydra\.(searchpath|mode)$")
+_OF_HYDRA = re.compile(r"\+*(hydra[./]launcher\b|hydra\.searchpath=|hydra\.mode=MULTIRUN$)")
 
 
 def for_hydra(arguments: Sequence[str]) -> list[str]:
@@ -182,7 +183,7 @@ def _mistake(override: Override, line: str, sweeps: bool) -> str | None:
     """Return why an override that Hydra understands can mean nothing here, or None. `sweeps`: several values may."""
     key, value, is_sweep = str(override.key_or_group), override.value(), override.is_sweep_override()
     of_hydra = key.startswith("hydra")
-    if of_hydra and not _OF_HYDRA.match(key):
+    if of_hydra and not _OF_HYDRA.match(line):
         return f"{printable(line)} has no effect: hydra/launcher, hydra.launcher.X, hydra.searchpath have one"
     if CODE in line:
         return f"{printable(line)}: {CODE} names Python code, which the command line may not"
@@ -211,7 +212,7 @@ def accepted_by_hydra(arguments: Iterable[str]) -> list[str]:
     for argument in arguments:
         name, equals, value = argument.partition("=")
         key = name.lstrip("+")
-        if key in texts and not re.search(r"[(\[{\\]", value):
+        if key in texts and not re.search(r"[(\[{\\]", _QUOTED.sub("", value)):
             value = _ELEMENT.sub(_quoted, value)
         # Fields are forced: Hydra first composes a job of the default variant, which may lack the field.
         is_field = re.fullmatch(r"(?!hydra)\w[\w.]*", key) and key not in GROUPS

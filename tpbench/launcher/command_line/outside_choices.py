@@ -45,7 +45,7 @@ def choice_name(group: str, typed: str, folders: Sequence[Path] = ()) -> str | N
         # `FILE.py:all` means all variants of the file.
         if path.endswith(".py") and name == "all" and "all" not in (names := names_in(user_path(path))):
             return ",".join(filter(None, (choice_name(group, f"{path}:{name}") for name in names)))
-        if typed in variants() or typed in command_line_variants:
+        if typed in variants():
             return typed
         return None if (outside := find_outside(typed)) is None else _variant_name(outside)
     if group == "loss" and path.endswith(".py"):
@@ -63,7 +63,7 @@ def choice_name(group: str, typed: str, folders: Sequence[Path] = ()) -> str | N
 
 def _added(group: str, typed: str, node: dict[str, Any]) -> str:
     """Return the name of a new choice. `typed`: what a user types for it."""
-    name = typed.replace("/", "|")  # a name with a slash would be a file in a folder
+    name = typed.replace("/", "|")
     ConfigStore.instance().store(name, {group: name} | node, group, "_global_")
     typed_choices[group, name] = typed
     return name
@@ -91,10 +91,11 @@ def _variant_name(outside: OutsideVariant) -> str:
         ConfigStore.instance().store(outside.workload, shape, "shape", "_global_")
     else:
         node["defaults"] = [f"/workload/{outside.workload}", "_self_"]
-    ConfigStore.instance().store(outside.name, node, "variant", "_global_")
     command_line_variants[outside.name] = outside
-    typed_choices["variant", outside.name] = f"{outside.path}:{outside.function}"
-    return outside.name
+    choice = outside.name.replace("/", "|")  # a name with a slash would be a file in a folder
+    ConfigStore.instance().store(choice, node, "variant", "_global_")
+    typed_choices["variant", choice] = f"{outside.path}:{outside.function}"
+    return choice
 
 
 def find_outside(choice: str) -> OutsideVariant | None:

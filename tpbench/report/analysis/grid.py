@@ -98,7 +98,8 @@ class RecordGrid:
 def heading(facts: Mapping[str, float | str]) -> str:
     """Return facts as one line. Names and kinds stand alone, numbers with their name."""
     bare = {"workload", "device", "hardware", "loss", "dtype"}
-    return ", ".join(str(value) if name in bare else f"{name}={value_text(value)}" for name, value in facts.items())
+    texts = {name: value if isinstance(value, str) else value_text(value) for name, value in facts.items()}
+    return ", ".join(text if name in bare else f"{name}={text}" for name, text in texts.items())
 
 
 def arrange_rows(frame: pd.DataFrame) -> list[RecordGrid]:
