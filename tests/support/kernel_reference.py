@@ -129,16 +129,17 @@ class LinearReference:
 def linear_reference(
     hidden: Tensor, weight: Tensor, target: Any, *, bias: Tensor | None = None, softcap: float | None = None,
     loss: str = "cross_entropy", temperature: float = 1.0, row_grad: Tensor | None = None,
-    entropy_grad: Tensor | None = None, **options: Any,
+    entropy_grad: Tensor | None = None, logits_dtype: str | None = None, **options: Any,
 ) -> LinearReference:  # fmt: skip
     """Compute with `linear_entropy_loss`'s parameters. Logits are rounded to the dtype, as products round them."""
+    dtype = torch.float32 if logits_dtype else hidden.dtype
     leaves = [each.detach().double().cpu().requires_grad_() for each in (hidden, weight, bias) if each is not None]
     logits = leaves[0] @ leaves[1].t() + (0 if bias is None else leaves[2])
-    rounding = (logits.detach().to(hidden.dtype).double() - logits.detach()).nan_to_num(nan=0.0)
+    rounding = (logits.detach().to(dtype).double() - logits.detach()).nan_to_num(nan=0.0)
     x = _capped(logits + rounding, softcap)
     if isinstance(target, tuple):
         teacher, teacher_weight = (each.detach().double().cpu() for each in target)
-        target = _capped((teacher @ teacher_weight.t()).to(hidden.dtype).double(), softcap)
+        target = _capped((teacher @ teacher_weight.t()).to(dtype).double(), softcap)
     vocab = options.get("vocab_size") or x.shape[1]
     scale = options.get("logits_scale", 1.0) / (temperature if loss == "logprob" else 1.0)
     log_p = (x[:, :vocab] * scale).log_softmax(-1)

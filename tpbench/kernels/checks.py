@@ -14,7 +14,6 @@ from torch.autograd import forward_ad
 from tpbench.kernels import KERNEL_LOSSES, LABEL_LOSSES
 from tpbench.kernels.cached_launch import INTERPRETED
 from tpbench.kernels.kernel_arguments import RowInputs
-from tpbench.kernels.objective import agree
 from tpbench.kernels.row_loss import LARGEST_SCALE, Options, TopK
 
 POLICY_TENSORS = ("old_logprobs", "advantages", "ref_logprobs")
@@ -29,7 +28,7 @@ MAX_TOP_K = 1024
 
 def choice(name: str, value: object, *valid: object) -> None:
     """ValueError unless `value` is one of `valid`."""
-    if not isinstance(value, (str, bool)) or value not in valid:
+    if not isinstance(value, (str, bool, type(None))) or value not in valid:
         raise ValueError(f"{name} must be one of {', '.join(map(str, valid))}; got {value!r}")
 
 
@@ -187,7 +186,7 @@ def _target(value: Any, given: Options, rows: int, columns: int, device: torch.d
 
 
 def rows(given: Options, arguments: Mapping[str, Any], rows: int, device: torch.device) -> RowInputs:
-    """Return the tensors of rows that kernels receive. Raise unless a call's are valid. Collective as `agree`."""
+    """Return the tensors of rows that kernels receive. Raise unless a call's are valid."""
     temperature = given.temperature if isinstance(given.temperature, Tensor) else None
     inputs = RowInputs(**{name: arguments.get(name) for name in RowInputs._fields if name != "row_temperature"})
     inputs = inputs._replace(row_temperature=temperature)
@@ -212,10 +211,7 @@ def rows(given: Options, arguments: Mapping[str, Any], rows: int, device: torch.
         tensor("divisor", divisor, (), (*FLOATS, torch.float64, torch.int32, torch.int64), device)
     elif divisor is not None:
         number("divisor", divisor, open_low=True)
-    if given.objective is not None:
-        lengths = arguments["sequence_lengths"]
-        agree(given.objective, arguments["row_inputs"] or {}, rows, lengths, device, given.group)
-    for name in ("row_inputs", "sequence_lengths"):
+    for name in ("row_inputs", "sequence_lengths", "columns"):
         if arguments[name] is not None and given.objective is None:
             raise ValueError(f"{name} must be None for loss={given.loss!r}: it is for a function as the loss")
     return inputs

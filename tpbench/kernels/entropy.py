@@ -12,7 +12,6 @@ from torch import Tensor
 
 from tpbench.kernels import KernelLoss, checks
 from tpbench.kernels.launch_rows import launch_rows
-from tpbench.kernels.objective import RowObjective
 from tpbench.kernels.repeated_call import overwrite, repeating
 from tpbench.kernels.row_loss import LaunchRecord, LossResult, Options, RowLoss, Rows, TopK, kernel_target
 
@@ -59,6 +58,7 @@ def entropy_loss(
     row_weight: Tensor | None = None,
     row_inputs: Mapping[str, Tensor] | None = None,
     sequence_lengths: Sequence[int] | None = None,
+    columns: Tensor | None = None,
     divisor: float | Tensor | None = None,
     block_cap: int | Literal["auto"] = "auto",
     exchange: Literal["auto", "nccl", "symmetric", "yielding"] = "auto",
@@ -137,6 +137,8 @@ def entropy_loss(
             weight 0 does not count, and is not read.
         row_inputs, sequence_lengths: of a function as the loss only. The tensors of rows that it takes, by name, (rows,
             ...) of any dtype, and the lengths of the sequences that it needs whole, in the order of rows.
+        columns: (rows, k) int64 or int32, equal on all ranks: the global columns of `column_logprobs`, for a function
+            that takes these.
         divisor: a number or a 0-dim tensor, for reduction="sum". It divides the loss and, in fp32, the gradient.
         beta: the weight of q in the mixture of loss="jsd", above 0 and below 1. The mixture needs both softmaxes, so
             ranks exchange numbers of a row twice.
@@ -186,10 +188,8 @@ def entropy_loss(
 
     logits = logits.detach()
     loss_of_row = RowLoss.of_call(options, logits.shape[1], device, "logits", target)
-    of_target, objective = kernel_target(target, loss_of_row), None
-    if options.objective is not None:
-        ignored = loss_of_row.ignored(of_target, row_weight)
-        objective = RowObjective(options.objective, row_inputs or {}, ignored, tuple(sequence_lengths or ()))
+    of_target = kernel_target(target, loss_of_row)
+    objective = loss_of_row.row_objective(of_target, arguments)
     gradient = None
     if isinstance(grad, Tensor) or grad == "in_place":
         gradient = overwrite(grad if isinstance(grad, Tensor) else logits)

@@ -19,7 +19,7 @@ from tpbench.kernels.linear.function import linear_entropy_loss
 from tpbench.kernels.repeated_call import PLAIN, RepeatedCall, form_of, is_repeatable
 from tpbench.kernels.row_loss import LossResult, Options, TopK, Vocabulary
 
-_OF_EVERY_LOSS = ("row_weight", "temperature", "divisor", "sequence_lengths")
+_OF_EVERY_LOSS = ("row_weight", "temperature", "divisor", "sequence_lengths", "columns")
 """What a call may have beside its target and the tensors of rows of its loss."""
 
 
@@ -177,7 +177,7 @@ class EntropyLoss(_LossModule):
 
         logits: (rows, local vocab). target: as for `entropy_loss`. rows: row_weight, temperature, divisor, for
         loss="policy" its tensors, old_logprobs, advantages, and perhaps ref_logprobs, and for a function the tensors
-        that it takes, and perhaps sequence_lengths. They get no gradient.
+        that it takes, and perhaps sequence_lengths and columns. They get no gradient.
         """
         rows = {name: value for name, value in rows.items() if value is not None}
         in_graph = torch.compiler.is_compiling() and all(type(each) in PLAIN for each in (logits, *rows.values()))

@@ -22,9 +22,14 @@ from tpbench.kernels.cached_launch import Remembered
 from tpbench.kernels.distributed import gather_values
 from tpbench.kernels.kernel_arguments import RowInputs, RowOutputs
 
-COMPUTED = ("logprobs", "entropy", "sequences")
+DIFFERENTIATED = ("logprobs", "entropy", "column_logprobs")
+"""The parameters that carry gradients."""
+COMPUTED = (*DIFFERENTIATED, "sequences")
 """The parameters that the kernels and the call compute."""
-RESERVED = ("hidden", "logits", "weight", "target", "bias", "divisor", "temperature", "row_weight", "sequence_lengths")
+RESERVED = (
+    "hidden", "logits", "weight", "target", "bias", "divisor", "temperature", "row_weight", "sequence_lengths",
+    "columns",
+)  # fmt: skip
 """Arguments of a call, which no parameter of a function may be called."""
 
 
@@ -58,29 +63,36 @@ class Objective:
             if parameter.name in RESERVED:
                 raise ValueError(f"the loss {name} has a parameter {parameter.name}, which is an argument of the call")
         computed = tuple(parameter.name for parameter in parameters if parameter.name in COMPUTED)
-        if not {"logprobs", "entropy"} & set(computed):
-            raise ValueError(f"the loss {name} must have a parameter logprobs or entropy, to have a gradient")
+        if not set(DIFFERENTIATED) & set(computed):
+            raise ValueError(f"the loss {name} must have one of the parameters {', '.join(DIFFERENTIATED)}")
         tensors = [parameter for parameter in parameters if parameter.name not in COMPUTED]
         needed = tuple(parameter.name for parameter in tensors if parameter.default is parameter.empty)
         optional = tuple(parameter.name for parameter in tensors if parameter.name not in needed)
         return cls(function, name, needed, optional, computed)
 
     def check(
-        self, row_inputs: Mapping[str, Any], rows: int, lengths: Sequence[int] | None, device: torch.device
-    ) -> None:
+        self, row_inputs: Mapping[str, Any], rows: int, lengths: Sequence[int] | None, columns: Any,
+        device: torch.device,
+    ) -> None:  # fmt: skip
         """Raise unless `row_inputs` are the tensors of rows that the function needs, and `lengths` add up to `rows`."""
         takes = f"the loss {self.name} takes {', '.join((*self.needed, *self.optional)) or 'no tensors of rows'}"
         if missing := [name for name in self.needed if name not in row_inputs]:
             raise TypeError(f"{takes}: {', '.join(missing)} must be given")
         if unknown := sorted(row_inputs.keys() - {*self.needed, *self.optional}):
             raise TypeError(f"{takes}: it has no parameter {', '.join(unknown)}")
-        for name, values in row_inputs.items():
+        if (columns is None) == ("column_logprobs" in self.computed):
+            raise TypeError(
+                f"columns, (rows, k), must be given if the loss takes column_logprobs, and only then: {takes}"
+            )
+        for name, values in {**row_inputs, **({} if columns is None else {"columns": columns})}.items():
             of = f"{name} must be a tensor of rows for the loss {self.name}"
             if not isinstance(values, Tensor):
                 raise TypeError(f"{of}, got {type(values).__name__}")
             if values.device != device or values.shape[:1] != (rows,):
                 got = f"{tuple(values.shape)} on {values.device}"
                 raise ValueError(f"{of}, of shape ({rows}, ...) on {device}, got {got}")
+        if columns is not None and (columns.dim() != 2 or columns.dtype not in (torch.int32, torch.int64)):
+            raise ValueError(f"columns must be ({rows}, k) in int64 or int32, got {(*columns.shape,)} {columns.dtype}")
         if lengths is None and "sequences" in self.computed:
             raise ValueError(f"sequence_lengths must be given, because the loss {self.name} takes sequences")
         fits = lengths is None or (all(isinstance(each, int) and each > 0 for each in lengths) and sum(lengths) == rows)
@@ -138,21 +150,29 @@ class RowObjective:
     """The lengths of the sequences of the rows that `run` works on."""
     rows: slice | EllipsisType = ...
     """The rows that `run` works on."""
+    columns: Tensor | None = None
+    """(rows, k): the columns whose log-probabilities the function takes."""
     metrics: dict[str, Tensor] = field(default_factory=dict)
     """The function's metrics, (rows,) each, which `run` stores."""
 
-    def run(self, outputs: RowOutputs, inputs: RowInputs, factor: float | Tensor, gradient: bool) -> RowInputs:
+    def run(
+        self, outputs: RowOutputs, inputs: RowInputs, factor: float | Tensor, gradient: bool,
+        column_logprobs: Tensor | None,
+    ) -> tuple[RowInputs, Tensor]:  # fmt: skip
         """Replace the rows' losses in `outputs` by the function's, and store its metrics.
 
-        Return the factors of the gradient, if one is wanted. factor: of the reduction, on the gradient.
+        Return the factors of the gradient by row, if one is wanted, and by log-probability, (rows, 1 + k): those of the
+        labels first. factor: of the reduction, on the gradient.
         """
         objective, ignored = self.objective, self.ignored[self.rows]
         given = {name: values[self.rows].detach() for name, values in self.inputs.items()}
         if "sequences" in objective.computed:
             given["sequences"] = sequence_numbers(self.lengths, ignored.device)
-        computed = {"logprobs": outputs.logprobs, "entropy": outputs.entropy}
+        computed = dict(zip(DIFFERENTIATED, (outputs.logprobs, outputs.entropy, column_logprobs), strict=True))
         leaves = {
-            name: computed[name].detach().requires_grad_(gradient) for name in computed if name in objective.computed
+            name: values.detach().requires_grad_(gradient)
+            for name, values in computed.items()
+            if values is not None and name in objective.computed
         }
         factors: dict[str, Tensor | None] = {}
         with _recording(gradient):
@@ -169,13 +189,14 @@ class RowObjective:
             if name not in self.metrics:
                 self.metrics[name] = values.new_zeros(len(self.ignored))
             self.metrics[name][self.rows] = values.masked_fill(ignored, 0)
-        of_logprobs, of_entropy = factors.get("logprobs"), factors.get("entropy")
+        of_logprobs, of_entropy, of_columns = (factors.get(name) for name in DIFFERENTIATED)
+        if of_logprobs is None:
+            of_logprobs = torch.zeros_like(outputs.loss)
+        of_all = of_logprobs[:, None] if of_columns is None else torch.cat((of_logprobs[:, None], of_columns), 1)
         if inputs.entropy_grad is not None:
             of_entropy = inputs.entropy_grad if of_entropy is None else of_entropy + inputs.entropy_grad
-        return RowInputs(
-            torch.zeros_like(outputs.loss) if of_logprobs is None else of_logprobs.contiguous(),
-            None if of_entropy is None else of_entropy.contiguous(), row_temperature=inputs.row_temperature,
-        )  # fmt: skip
+        of_entropy = None if of_entropy is None else of_entropy.contiguous()
+        return RowInputs(of_all.sum(1), of_entropy, row_temperature=inputs.row_temperature), of_all
 
 
 @functools.lru_cache(maxsize=16)
@@ -189,33 +210,48 @@ _agreed: dict[Any, bool] = Remembered()
 
 
 def agree(
-    objective: Objective, row_inputs: Mapping[str, Any], rows: int, lengths: Sequence[int] | None, device: torch.device,
-    group: dist.ProcessGroup | None,
+    objective: Objective, row_inputs: Mapping[str, Any], ignored: Tensor, lengths: Sequence[int] | None, columns: Any,
+    vocab_size: int, group: dist.ProcessGroup | None,
 ) -> None:  # fmt: skip
     """Raise unless the tensors of rows fit the function, on every rank of the group if one rank's don't.
 
     The first call of a function with this number of rows is collective. In it ranks try the function, and compare the
     shapes and dtypes of its tensors. Later an error is raised on its own rank alone, as other errors of arguments are.
+    Columns on a GPU are read in the first call only: later the host does not wait for them.
     """
+    rows, device = len(ignored), ignored.device
     several = group is not None and group.size() > 1
     form_of_call = (objective.name, objective.needed, objective.optional, rows, group)
-    is_new = several and form_of_call not in _agreed
+    is_new = form_of_call not in _agreed
     error: Exception | None = None
     forms: dict[str, Any] = {}
     try:
-        objective.check(row_inputs, rows, lengths, device)
-        if is_new and rows:
+        objective.check(row_inputs, rows, lengths, columns, device)
+        if columns is not None and (is_new or device.type == "cpu"):
+            outside = ((columns < 0) | (columns >= vocab_size)) & ~ignored[:, None]
+            if outside.any():
+                raise ValueError(
+                    f"columns must be from 0 to {vocab_size - 1} in rows that count, got {columns[outside][0]}"
+                )
+        if is_new and several and rows:
             forms = {name: [str(values.dtype), *values.shape] for name, values in sorted(row_inputs.items())}
-            forms["sequence_lengths"] = lengths and list(lengths)
+            forms |= {
+                "sequence_lengths": lengths and list(lengths),
+                "columns": columns is not None and [*columns.shape],
+            }
             given = {name: values.clone() for name, values in row_inputs.items()}
-            given |= {name: torch.zeros(rows, device=device, requires_grad=True) for name in objective.computed}
+            shapes = {"column_logprobs": () if columns is None else columns.shape}
+            given |= {
+                name: torch.zeros(shapes.get(name, rows), device=device, requires_grad=True)
+                for name in objective.computed
+            }
             if "sequences" in given:
                 given["sequences"] = sequence_numbers(tuple(lengths or ()), device)
             with _recording(True):
                 objective.call(rows, given)
     except (RuntimeError, TypeError, ValueError) as raised:
         error = raised
-    if is_new:
+    if is_new and several:
         assert group is not None
         of_ranks = gather_values(["" if error is None else str(error), forms], group, device)
         first = of_ranks[0][1]
@@ -224,7 +260,7 @@ def agree(
             unequal = f"{name} differs between ranks: {first.get(name)} on rank 0, {there.get(name)} on rank {rank}"
             if error is None and (text or name):
                 error = ValueError(f"on rank {rank}: {text}" if text else unequal)
-        if error is None:
-            _agreed[form_of_call] = True
     if error is not None:
         raise error
+    if is_new:
+        _agreed[form_of_call] = True

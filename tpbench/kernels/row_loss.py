@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from tpbench.kernels import KERNEL_LOSSES, LABEL_LOSSES
 from tpbench.kernels.distributed import gather_by_rank
 from tpbench.kernels.kernel_arguments import RowInputs, RowOutputs, Scales, TopTarget
-from tpbench.kernels.objective import Objective, RowObjective
+from tpbench.kernels.objective import Objective, RowObjective, agree
 
 
 @dataclass(frozen=True)
@@ -171,6 +171,7 @@ class Options:
     group: dist.ProcessGroup | None
     entropy: bool
     block_cap: int | Literal["auto"] = declare("auto", kind=int, low=16, high=65536)
+    logits_dtype: str | None = declare(None, choices=(None, "float32"))
     workspace_gib: float | Literal["auto"] = declare("auto", open_low=True)
     vocab_start: int | None = declare(None, kind=int, low=0, high=MAX_COLUMNS)
     vocab_size: int | None = declare(None, kind=int, low=1, high=MAX_COLUMNS)
@@ -252,10 +253,29 @@ class RowLoss(Options):
         """True if each row has a label, or a top k, that says whether it counts."""
         return self.loss in LABEL_LOSSES or self.top[0] > 0
 
-    def ignored(self, labels: Any, row_weight: Tensor | None) -> Tensor:
-        """Return which rows do not count, (rows,) bool."""
-        ignored: Tensor = (labels == self.ignore_index) | (labels < 0) | (labels >= self.vocabulary.size)
-        return ignored if row_weight is None else ignored | (row_weight == 0.0)
+    def ignored(self, target: KernelTarget, row_weight: Tensor | None) -> Tensor | None:
+        """Return which rows do not count, (rows,) bool, or None if all count."""
+        has_no_weight = None if row_weight is None else row_weight == 0.0
+        if not self.has_labels:
+            return has_no_weight
+        labels = labels_of(target)
+        ignored = (labels == self.ignore_index) | (labels < 0) | (labels >= self.vocabulary.size)
+        return ignored if has_no_weight is None else ignored | has_no_weight
+
+    def row_objective(
+        self, target: KernelTarget, arguments: Mapping[str, Any], in_order: Callable[[Any], Any] = lambda values: values
+    ) -> RowObjective | None:
+        """Return the function as the loss with a call's tensors in the order of chunks. Collective as `agree`."""
+        if self.objective is None:
+            return None
+        ignored, columns = self.ignored(target, arguments["row_weight"]), arguments["columns"]
+        row_inputs, lengths = arguments["row_inputs"] or {}, arguments["sequence_lengths"]
+        assert ignored is not None  # rows have labels
+        agree(self.objective, row_inputs, ignored, lengths, columns, self.vocabulary.size, self.group)
+        tensors = {name: in_order(values) for name, values in row_inputs.items()}
+        return RowObjective(
+            self.objective, tensors, in_order(ignored), tuple(lengths or ()), columns=in_order(columns)
+        )  # fmt: skip
 
     @property
     def wants_entropy(self) -> bool:

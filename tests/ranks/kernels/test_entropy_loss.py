@@ -66,6 +66,21 @@ def test_label_smoothing(label_smoothing: float, device: torch.device, algorithm
     check(logits, target, label_smoothing=label_smoothing, z_loss=1e-3, block_cap=32, **algorithm)
 
 
+def test_megatrons_label_smoothing(device: torch.device) -> None:
+    """Megatron's share s of the other columns is s * K / (K - 1) of all K (vocab_parallel_cross_entropy, one rank)."""
+    logits, target = make("cross_entropy")
+    leaf, share, columns = logits.double().requires_grad_(), 0.1, logits.shape[1]
+    log_p = leaf.log_softmax(-1)
+    smoothing = share * columns / (columns - 1)
+    losses = (1.0 - smoothing) * -log_p.gather(1, target[:, None])[:, 0] - smoothing * log_p.mean(-1)
+    spread = torch.full_like(log_p, share / (columns - 1)).scatter(1, target[:, None], 1.0 - share)
+    torch.testing.assert_close(losses, -(spread * log_p).sum(-1))
+    losses.mean().backward()
+    result = entropy_loss(logits.to(device), target.to(device), label_smoothing=share * columns / (columns - 1))
+    assert result.grad is not None and leaf.grad is not None
+    assert_right(result.loss, result.row_loss, result.grad, (losses.mean().detach(), losses.detach(), leaf.grad))
+
+
 @pytest.mark.parametrize("softcap", [1e-3, 1.0, 30.0, 100.0, 1e6, 1e30, 3e38])
 def test_any_softcap(softcap: float, device: torch.device, algorithm: Any) -> None:
     logits, target = make("cross_entropy", device=device)

@@ -147,6 +147,60 @@ def test_options_in_half_precision(dtype: torch.dtype) -> None:
     check(1, [(hidden, weight, target, options) for options in (capped, added, smoothed)])
 
 
+@pytest.mark.parametrize("world_size", WORLDS[:2])
+def test_logits_in_fp32(world_size: int) -> None:
+    """Losses are then those of exact logits. A logit and its gradient take 6 bytes, and a teacher's logit 4."""
+    cases: list[Case] = []
+    for loss, dtype in itertools.product(("logprob", "forward_kl"), DTYPES[1:]):
+        hidden, weight, target = make_linear(loss, rows=12, vocab=101, dtype=dtype)
+        options = {"loss": loss, "logits_dtype": "float32", "workspace_gib": 4 * 10 * -(-101 // world_size) / 2**30}
+        if loss == "forward_kl":
+            target = tuple(make_linear(loss, rows=12, vocab=101, width=24, dtype=dtype, seed=4)[:2])  # type: ignore[assignment]
+        cases.append((hidden, weight, target, {**options, "hidden_sharded": world_size > 1}))
+        bias = torch.linspace(-1, 1, 101).to(dtype)
+        cases.append((hidden, weight, target, {**options, "bias": bias, "entropy": True, "softcap": 3.0}))
+    for (*_, options), shards in zip(cases, check(world_size, cases), strict=True):
+        assert shards[0]["chunk_rows"] == (4 if options["loss"] == "forward_kl" else 6)
+    rounded = linear_entropy_loss(*(each.to(DEVICE) for each in make_linear(dtype=DTYPES[2])), grad=False)
+    exact = linear_entropy_loss(
+        *(each.to(DEVICE) for each in make_linear(dtype=DTYPES[2])), grad=False, logits_dtype="float32"
+    )
+    assert (rounded.row_loss - exact.row_loss).abs().max() > 1e-4
+
+
+def _not_finite(rank: Rank, cases: list[tuple[str, bool]]) -> list[list[Any]]:
+    """The losses and gradients with rows 1 and 5 masked, whose hidden states are finite or not."""
+    results = []
+    for (loss, sharded), value in itertools.product(cases, (0.5, float("nan"), INF)):
+        hidden, weight, target = (each.to(rank.device) for each in make_linear(loss, rows=12, vocab=101))
+        teacher, teacher_weight, _ = (each.to(rank.device) for each in make_linear(rows=12, vocab=101, seed=4))
+        row_weight = torch.ones(12, device=rank.device)
+        row_weight[5] = 0.0
+        if target.dim() == 1:
+            target[1] = -100
+        else:
+            row_weight[1] = 0.0
+        hidden[[1, 5]] = teacher[[1, 5]] = value
+        own = columns_of(rank, 101)
+        of_teacher = (_own_rows(rank, teacher, sharded), teacher_weight[own])
+        result = linear_entropy_loss(
+            _own_rows(rank, hidden, sharded), weight[own], target if target.dim() == 1 else of_teacher, loss=loss,  # type: ignore[arg-type]
+            group=rank.group, row_weight=row_weight, hidden_sharded=sharded, workspace_gib=gib(5),
+        )  # fmt: skip
+        results.append([result.loss, result.grad_hidden, result.grad_weight])
+    return results
+
+
+@pytest.mark.parametrize("world_size", WORLDS[:2])
+def test_hidden_states_of_masked_rows_are_not_read(world_size: int) -> None:
+    cases = [(loss, sharded) for loss in ("cross_entropy", "reverse_kl") for sharded in {False, world_size > 1}]
+    for results in on_ranks(world_size, _not_finite, cases):
+        for finite, *others in zip(results[::3], results[1::3], results[2::3], strict=True):
+            assert finite[2].any() and all(
+                torch.equal(*pair) for each in others for pair in zip(finite, each, strict=True)
+            )
+
+
 @pytest.mark.parametrize("loss", ALL_LOSSES)
 def test_no_rows(loss: Any) -> None:
     hidden, weight, target = (each.to(DEVICE) for each in make_linear(loss, rows=0))

@@ -35,6 +35,8 @@ def _inputs() -> dict[str, Any]:
         "hidden": hidden, "head": head, "teacher_hidden": teacher_hidden, "teacher_head": teacher_head,
         "labels": labels, "old_logprobs": old - 5, "ref_logprobs": ref - 5, "advantages": advantages, "mask": mask,
         "sign": torch.where(torch.arange(ROWS) % 3 == 0, 1.0, -1.0),
+        "columns": torch.rand(ROWS, VOCAB, generator=generator).argsort(1)[:, :5],
+        "teacher_logprobs": torch.randn(ROWS, 5, generator=generator) - 3,
     }  # fmt: skip
 
 
@@ -79,6 +81,7 @@ def _in_torch(block: str) -> tuple[Tensor, list[Tensor], dict[str, Tensor]]:
         given |= {
             "logprobs": log_p.gather(1, labels.clamp(min=0)[:, None])[:, 0].where(counts, 0.0),
             "entropy": -(log_p.exp() * log_p).sum(-1),
+            "column_logprobs": log_p.gather(1, given["columns"]),
             "sequences": torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS)),
         }
         parameters = function.__code__.co_varnames[: function.__code__.co_argcount]
@@ -99,7 +102,7 @@ def _in_torch(block: str) -> tuple[Tensor, list[Tensor], dict[str, Tensor]]:
 
 @pytest.mark.parametrize("world_size", sorted({1, ranks_here(2)}))
 def test_the_objectives_of_the_guide(world_size: int) -> None:
-    assert len(BLOCKS) == 7
+    assert len(BLOCKS) == 8
     for block in BLOCKS:
         loss, (of_hidden, of_head), metrics = _in_torch(block)
         shards = on_ranks(world_size, _of_ranks, block)
@@ -201,7 +204,7 @@ def _raises(logprobs: Tensor) -> Tensor:
     ("loss", "row_inputs", "message"),
     [
         (lambda logprobs, weight: logprobs, {}, "weight, which is an argument"),
-        (lambda power: power, {}, "parameter logprobs or entropy"),
+        (lambda power: power, {}, "one of the parameters logprobs, entropy, column_logprobs"),
         (lambda logprobs, **more: logprobs, {}, "passed by name"),
         (3, {}, "name of a loss or a function"),
         (lambda logprobs, power: logprobs, {}, "power must be given"),
@@ -215,6 +218,7 @@ def _raises(logprobs: Tensor) -> Tensor:
         (lambda logprobs: (logprobs, logprobs), {}, "metrics as a dict, got Tensor"),
         (lambda logprobs: logprobs.detach(), {}, "depend on logprobs or entropy"),
         (lambda logprobs, sequences: logprobs, {}, "sequence_lengths must be given"),
+        (lambda column_logprobs: column_logprobs[:, 0], {}, "columns, .* must be given"),
     ],
 )  # fmt: skip
 def test_functions_that_do_not_fit(loss: Any, row_inputs: dict[str, Any], message: str) -> None:

@@ -130,12 +130,12 @@ class ChunkLogits:
 
     def __init__(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, grad: Tensor | None,
-        group: dist.ProcessGroup | None, chunks: Chunks,
+        group: dist.ProcessGroup | None, chunks: Chunks, dtype: torch.dtype,
     ) -> None:  # fmt: skip
-        """`grad`: the memory for the gradient of `hidden`, summed over ranks."""
+        """`grad`: the memory for the gradient of `hidden`, summed over ranks. dtype: of the logits."""
         self.hidden, self.weight, self.bias, self.grad = hidden, weight, bias, grad
         self.group, self.chunks = group, chunks
-        self.memory = weight.new_empty((chunks.most, len(weight)))
+        self.memory = weight.new_empty((chunks.most, len(weight)), dtype=dtype)
         self.world_size = 1 if group is None else group.size()
         self.pending: list[Any] = []
         self.moved = 0
@@ -159,10 +159,12 @@ class ChunkLogits:
             self.wait()
             hidden = self._gathered(index)
         logits = self.memory[: len(hidden)]
-        if self.bias is None:
-            product(hidden, self.weight.t(), logits)
-        else:
+        if self.bias is not None and logits.dtype == self.bias.dtype:
             torch.addmm(self.bias, hidden, self.weight.t(), out=logits)
+        else:
+            product(hidden, self.weight.t(), logits)
+            if self.bias is not None:
+                logits += self.bias
         return hidden, logits
 
     def prefetch(self, index: int) -> None:

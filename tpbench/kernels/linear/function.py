@@ -15,7 +15,6 @@ from tpbench.kernels.distributed import gather_by_rank
 from tpbench.kernels.kernel_arguments import RowInputs, RowOutputs
 from tpbench.kernels.launch_rows import launch_rows
 from tpbench.kernels.linear.chunks import ChunkLogits, Chunks, chunks_of, product
-from tpbench.kernels.objective import RowObjective
 from tpbench.kernels.row_loss import LaunchRecord, LossResult, Options, RowLoss, Rows, TopK, kernel_target, labels_of
 from tpbench.kernels.two_pass.launch import inverse_row_count, reduced
 
@@ -31,7 +30,7 @@ class LinearLaunchRecord:
     chunk_rows: int
     """Rows of a chunk; the last one may have fewer."""
     workspace_gib: float
-    """Memory for the logits of a chunk, which their gradient overwrites, and for its target logits."""
+    """Memory for the logits of a chunk, for its target logits and, with logits_dtype, for the logits' gradient."""
     rows: LaunchRecord | None
     """The kernels of the first chunk's loss. None for no rows."""
     bytes_sent: int
@@ -86,7 +85,9 @@ def linear_entropy_loss(
     row_weight: Tensor | None = None,
     row_inputs: Mapping[str, Tensor] | None = None,
     sequence_lengths: Sequence[int] | None = None,
+    columns: Tensor | None = None,
     divisor: float | Tensor | None = None,
+    logits_dtype: Literal["float32"] | None = None,
     weight_grad: Tensor | None = None,
     hidden_sharded: bool = False,
     workspace_gib: float | Literal["auto"] = "auto",
@@ -104,9 +105,9 @@ def linear_entropy_loss(
     3. gradient of hidden = logits' gradient @ weight; its sum over ranks starts, and runs beside the next products
     4. gradient of weight += logits' gradient.T @ hidden.
 
-    The logits and their gradient are rounded to the dtype of the factors, as by `torch.nn.functional.linear`. Results
-    for other chunk sizes differ by the rounding of the products only. Each chunk rounds the sum of a weight gradient in
-    bf16; a `weight_grad` in fp32 avoids that.
+    The logits and their gradient are rounded to the dtype of the factors, as by `torch.nn.functional.linear`. With
+    logits_dtype="float32" the logits are not. Results for other chunk sizes differ by the rounding of the products
+    only. Each chunk rounds the sum of a weight gradient in bf16; a `weight_grad` in fp32 avoids that.
 
     Args:
         hidden: (rows, h) in bfloat16, float16 or float32, equal on all ranks. With hidden_sharded this rank's
@@ -121,6 +122,9 @@ def linear_entropy_loss(
         bias: (local vocab,) in the dtype of the weight, or None.
         grad: False computes no gradients. Names, such as ("hidden",), compute the gradients of these inputs alone, and
             skip the products of the others, as for a frozen head. All ranks must pass the same.
+        logits_dtype: "float32" keeps logits and target logits as the product's sums in fp32, for bf16 and fp16 factors.
+            Gradients are still products in the dtype of the factors. A logit takes three times the memory, its gradient
+            included, so that a chunk has a third of the rows unless workspace_gib is larger.
         weight_grad: a tensor that the weight's gradient is added to, in the weight's dtype or in fp32, for example
             Megatron's main_grad. None: the gradient gets new memory in the weight's dtype.
         hidden_sharded: the rows of hidden are sharded over the group. Chunks are gathered, and their gradients are
@@ -128,8 +132,7 @@ def linear_entropy_loss(
         workspace_gib: bound of the memory for logits and target logits of a chunk, for evenly split vocabularies. A
             small value means small chunks, of at least one row. "auto" means 0.5 GiB, but at least 1024 rows.
 
-    A row that does not count contributes nothing, unless its hidden states are not finite: then 0 * inf makes the
-    weight's gradient NaN, as in torch.
+    A row that does not count contributes nothing, even if its hidden states are not finite.
 
     Raises:
         TypeError, ValueError: an argument is invalid. The message names the argument and what is valid.
@@ -157,24 +160,26 @@ def linear_entropy_loss(
     changes = {} if of_teacher is None else {"target_softcap": softcap}
     of_row = RowLoss.of_call(options, len(weight), device, "weight", target, **changes)
     matrices = [hidden] if of_teacher is None else [hidden, of_teacher[0]]
-    row_bytes = sum(of_row.vocabulary.share * states.itemsize for states in matrices)
+    dtypes = [torch.float32 if logits_dtype else states.dtype for states in matrices]
+    sizes = [dtype.itemsize for dtype in dtypes]
+    has_gradient_memory = len(inputs) > 0 and dtypes[0] != hidden.dtype
+    row_bytes = of_row.vocabulary.share * (sum(sizes) + has_gradient_memory * hidden.itemsize)
     chunks = chunks_of(n_rows, shards, row_bytes, workspace_gib, sequence_lengths)
     grad_hidden = torch.empty(hidden.shape, dtype=hidden.dtype, device=device) if "hidden" in inputs else None
-    student = ChunkLogits(hidden, weight, bias, grad_hidden, group, chunks)
+    student = ChunkLogits(hidden, weight, bias, grad_hidden, group, chunks, dtypes[0])
+    grad_logits = student.memory if inputs else None
+    if has_gradient_memory:
+        grad_logits = weight.new_empty(student.memory.shape)
     if len(chunks):  # the GPU works while the host prepares the rest
         computed = student.compute(0)
-    teacher = None if of_teacher is None else ChunkLogits(*of_teacher, None, None, group, chunks)
+    teacher = None if of_teacher is None else ChunkLogits(*of_teacher, None, None, group, chunks, dtypes[1])
     grad_weight = weight_grad
     if "weight" in inputs and weight_grad is None:
         grad_weight = weight.new_empty(weight.shape) if len(chunks) else weight.new_zeros(weight.shape)
     bias_sum = torch.zeros(len(weight), dtype=torch.float32, device=device) if "bias" in inputs else None
 
     kernels_target: Any = None if isinstance(target, (tuple, list)) else kernel_target(target, of_row)
-    objective = None
-    if options.objective is not None:
-        ignored = chunks.in_order(of_row.ignored(kernels_target, row_weight))
-        tensors = {name: chunks.in_order(values) for name, values in (row_inputs or {}).items()}
-        objective = RowObjective(options.objective, tensors, ignored, ())
+    objective = of_row.row_objective(kernels_target, arguments, chunks.in_order)
     in_order = RowInputs(*map(chunks.in_order, numbers))
     rows = Rows.of_call(of_row, n_rows, device, in_order, divisor, objective=objective)
     if rows.count and rows.inverse_count is None:
@@ -188,24 +193,30 @@ def linear_entropy_loss(
         hidden_chunk, logits = computed
         of_target = chunks.take(kernels_target, index) if teacher is None else teacher.compute(index)[1]
         student.wait()
-        of_chunk = _of_chunk(rows, chunks, index, logits if inputs else None)
+        grad_chunk = None if grad_logits is None else grad_logits[: len(logits)]
+        of_chunk = _of_chunk(rows, chunks, index, grad_chunk)
         how_chunk = launch_rows(of_row, logits, of_target, of_chunk)
         how, sent = how or how_chunk, sent + how_chunk.bytes_sent
-        student.send_gradient(index, logits, 1.0 / stored_scale)
+        if grad_chunk is not None:
+            student.send_gradient(index, grad_chunk, 1.0 / stored_scale)
         student.prefetch(index + 1)
         if teacher is not None:
             teacher.prefetch(index + 1)
-        if grad_weight is not None:
+        if grad_weight is not None and grad_chunk is not None:
             is_new = weight_grad is None and index == 0
-            product(logits.t(), hidden_chunk, grad_weight, 1.0 / stored_scale, beta=0.0 if is_new else 1.0)
-        if bias_sum is not None:
-            bias_sum.add_(logits.sum(0, dtype=torch.float32), alpha=1.0 / stored_scale)
+            ignored = of_row.ignored(of_target, of_chunk.inputs.row_weight)
+            if ignored is not None:  # 0 * inf is NaN
+                hidden_chunk = hidden_chunk.masked_fill(ignored[:, None], 0.0)
+            product(grad_chunk.t(), hidden_chunk, grad_weight, 1.0 / stored_scale, beta=0.0 if is_new else 1.0)
+        if bias_sum is not None and grad_chunk is not None:
+            bias_sum.add_(grad_chunk.sum(0, dtype=torch.float32), alpha=1.0 / stored_scale)
         if index + 1 < len(chunks):
             computed = student.compute(index + 1)
     student.wait()
 
     both = [student] if teacher is None else [student, teacher]
     workspace, sent = sum(each.memory.nbytes for each in both), sent + sum(each.bytes_sent for each in both)
+    workspace += grad_logits.nbytes if has_gradient_memory and grad_logits is not None else 0
     metrics = (
         None if objective is None else {name: chunks.in_rows(values) for name, values in objective.metrics.items()}
     )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tpbench.kernels.block_caps import measured_cap
 from tpbench.kernels.cached_launch import INTERPRETED, cached_launch, launching
+from tpbench.kernels.columns import RowColumns
 from tpbench.kernels.distributed import gather_by_rank
 from tpbench.kernels.kernel_arguments import RowInputs, RowOutputs, Shard, Strides
 from tpbench.kernels.row_loss import KernelTarget, LaunchRecord, RowLoss, Rows, labels_of
@@ -72,7 +73,7 @@ def launch(loss: RowLoss, logits: Tensor, target: KernelTarget, rows: Rows) -> L
         TEMPERATURES=rows.inputs.row_temperature is not None,
     )  # fmt: skip
     width = numbers_in_state(spec)
-    kernels, gathered, inputs, inverse_of_grad = [], None, rows.inputs, inverse_count
+    kernels, gathered, inputs, inverse_of_grad, at = [], None, rows.inputs, inverse_count, None
     if algorithm == "two_kernels":
         statistics = torch.empty((width, n_rows), dtype=torch.float32, device=logits.device)
         states = cached_launch(statistics_kernel, SPEC=spec, **options)
@@ -90,14 +91,21 @@ def launch(loss: RowLoss, logits: Tensor, target: KernelTarget, rows: Rows) -> L
             inputs = inputs._replace(divergence_p=of_p, divergence_q=of_q)
         losses_of_statistics(loss, gathered, target, replace(rows, inputs=inputs))
         if objective is not None:
-            factor = rows.mean if inverse_count is None else inverse_count * rows.mean
-            inputs, inverse_of_grad = objective.run(rows.outputs, inputs, factor, grad is not None), None
+            factor, inverse_of_grad = rows.mean if inverse_count is None else inverse_count * rows.mean, None
+            if objective.columns is not None:
+                given = objective.columns[objective.rows]
+                at = RowColumns.of_rows(loss, logits, gathered, inputs.row_temperature, labels_of(target), given)
+            column_logprobs = None if at is None else at.log_p[:, 1:]
+            inputs, factors = objective.run(rows.outputs, inputs, factor, grad is not None, column_logprobs)
+    before = grad.gather(1, at.local).float() if at is not None and grad is not None and rows.accumulate else None
     if gathered is None or grad is not None:
         spec = spec._replace(ACCUMULATE=rows.accumulate)
         gradient = cached_launch(loss_and_gradient_kernel, WIDTH=width, SPEC=spec, **options)
         pointers = (logits, target, gathered, inverse_of_grad, inputs, rows.outputs, grad)
         strides = Strides._make((*of_read, *of_grad))
         kernels.append(gradient(programs, pointers, (n_rows, columns, vocabulary.world_size, strides, shard), scales))
+    if at is not None and grad is not None:
+        at.store(grad, before, factors, inputs, rows.outputs.entropy, loss.grad_scale)
     reduced(rows, inverse_count)
 
     def relaunch(
@@ -109,6 +117,8 @@ def launch(loss: RowLoss, logits: Tensor, target: KernelTarget, rows: Rows) -> L
     needs_more = rows.accumulate or rows.inverse_count is not None or spec.TEMPERATURES or objective is not None
     numbers = width + 2 * (loss.loss == "jsd")  # of each row, for every other rank
     bytes_sent = (vocabulary.world_size - 1) * n_rows * numbers * 4
+    if at is not None:  # an all-reduce
+        bytes_sent += 2 * at.log_p.nbytes * (vocabulary.world_size - 1) // vocabulary.world_size
     return LaunchRecord(algorithm, block, bytes_sent, tuple(kernels), None if needs_more else relaunch)
 
 

@@ -58,13 +58,13 @@ class Oracle(LossOracle):
         return self.last_logits
 
     def limits(self) -> dict[str, float]:
-        problem, is_policy = self.problem, self.problem.is_policy
+        problem, is_policy, of_logits = self.problem, self.problem.is_policy, self.problem.rounded_to
         # Of a policy, a ratio's relative error: its logarithm may be wrong by two roundings of logits below 32.
-        of_ratio = is_policy * math.expm1(16 * torch.finfo(self.dtype).eps * self.scale)
-        loss = LOSS_TOLERANCE[problem.dtype] * self.steep * (4 if is_policy else 1)
+        of_ratio = is_policy * math.expm1(16 * torch.finfo(getattr(torch, of_logits)).eps * self.scale)
+        loss = LOSS_TOLERANCE[of_logits] * self.steep * (4 if is_policy else 1)
         limits = {"loss_error": max(loss, of_ratio)}
         if problem.entropy:
-            limits["entropy_error"] = ENTROPY_TOLERANCE[problem.dtype] * self.steep
+            limits["entropy_error"] = ENTROPY_TOLERANCE[of_logits] * self.steep
         if problem.trains:
             gradient = max(GRADIENT_TOLERANCE[problem.dtype] * self.steep, of_ratio)
             limits |= {"hidden_grad_error": gradient, "weight_grad_error": 4 * gradient}

@@ -31,7 +31,8 @@ def prepare(problem: LinearLoss, shard: Shard) -> Step:
     def call(**options: Any) -> LinearEntropyLossResult:
         result = linear_entropy_loss(
             shard.hidden, shard.weight, shard.target,
-            hidden_sharded=problem.sequence_parallel, workspace_gib=workspace, **common, **options,
+            hidden_sharded=problem.sequence_parallel, workspace_gib=workspace, logits_dtype=problem.logits_dtype,
+            **common, **options,
         )  # fmt: skip
         hows.append(result.how)
         return result

@@ -30,6 +30,9 @@ class LinearLoss(losses.LossProblem):
     logits_gib: float | None = setting(
         None, help="linear_tp: memory for the logits of a chunk, GiB; null: its own choice", low=1e-6, option="ignored"
     )
+    logits_dtype: Literal["float32"] | None = setting(
+        None, help="float32: linear_tp keeps logits as sums in fp32; null: in dtype", option="skipped"
+    )
     objective: str | None = setting(
         None, help="a function as the loss, with the hash of its file: write loss=FILE.py:FUNCTION", option="skipped"
     )
@@ -42,7 +45,7 @@ class LinearLoss(losses.LossProblem):
     @property
     def rounded_to(self) -> str:
         """The dtype to which a right variant may round the logits that it computes with."""
-        return self.dtype
+        return self.logits_dtype or self.dtype
 
     def check(self, tp_size: int, dp_size: int) -> list[str]:
         """Return a complaint for each combination of fields that is invalid."""
@@ -167,7 +170,7 @@ _variant(
     "linear_tp",
     "linear_tp.prepare",
     "tpbench.kernels.linear_entropy_loss: chunks of rows, our loss in place, sums over ranks behind products",
-    options={"entropy", "sequence_parallel", "main_grad", "logits_gib", "exchange", "objective"},
+    options={"entropy", "sequence_parallel", "main_grad", "logits_gib", "logits_dtype", "exchange", "objective"},
     **_OF_KERNELS,
 )
 _variant(

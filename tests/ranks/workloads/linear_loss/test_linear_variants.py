@@ -65,6 +65,13 @@ def cells(name: str, tp_size: int) -> list[LinearLoss]:
         found += [problem(tokens=128, hidden=256, vocab=512, ignored=share) for share in (0.0, 0.4)]
     if "logits_gib" in variant.options:
         found += [problem(loss=loss, logits_gib=5 * 101 * 2 / 2**30) for loss in KERNEL_LOSSES]
+    if "logits_dtype" in variant.options:
+        exact: dict[str, Any] = {"logits_dtype": "float32", "entropy": True, "ignored": 0.3}
+        found += [
+            problem(loss=loss, dtype=dtype, **exact)
+            for loss in ("logprob", "policy")
+            for dtype in ("bfloat16", "float16")
+        ]
     if "objective" in variant.options:
         objectives: list[Any] = [_cispo, _of_sequences]
         found += [problem(loss="logprob", objective=function, ignored=0.3) for function in objectives]
