@@ -162,5 +162,6 @@ WORKLOAD = TrainStepWorkload(
             axes=("peak_gib", "tokens_per_s_per_gpu"),
             columns=SHOWN_FIRST,
         ),
+        "train_loss": Study("what is a loss worth in a step?", module="tpbench.workloads.train_step.loss_study"),
     },
 )
