@@ -251,5 +251,8 @@ def shared_needs(attempts: Sequence[Attempt]) -> tuple[object, ...]:
     """Return what attempts must have in common to run in one torchrun, one after the other."""
     job = attempts[0].cell.job
     interpreted = any(attempt.cell.job.interpreted for attempt in attempts)
+    # Files of two folders may import two files of one name, which a process imports once.
+    users = filter(None, (attempt.cell.job.outside for attempt in attempts))
+    folders = frozenset(Path(user.path).parent for user in users if len(user.files) > 1)
     # Workloads differ in what they forbid NCCL, which reads that once.
-    return job.workload.name, job.world_size, job.device, job.timeout_s, interpreted
+    return job.workload.name, job.world_size, job.device, job.timeout_s, interpreted, folders

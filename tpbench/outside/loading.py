@@ -84,12 +84,12 @@ def load_module(path: Path, version: str) -> ModuleType:
         raise RuntimeError(f"{path.name} changed after the sweep began: run it again with resume=true")
     for file in source.parsed_files(path).keys() - {path}:
         name = file.relative_to(path.parent)
-        if _imported_files.setdefault(name, file) != file:
-            others = f"another variant in this process imports a {name} from another folder"
+        if (other := _imported_files.setdefault(name, file)) != file and other.read_bytes() != file.read_bytes():
+            others = f"another variant in this process imports another {name}"
             raise RuntimeError(f"{path.name} imports {name}, and {others}: rename one, or run them in two sweeps")
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # last: a file beside it must not hide the standard library
-    module = ModuleType(f"tpbench_file_{path.stem}")
+    module = ModuleType(f"tpbench_file_{path.stem}_{version}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # as dataclasses and pickle expect
     # Not through importlib: bytecode of an older file of the same second and size would count as this file's.

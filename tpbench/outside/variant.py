@@ -56,7 +56,7 @@ class OutsideVariant:
         traits = {**declared, **several}
         return self.of_workload.variant_class(self.name, prepare=_not_loaded, place=(self.path, self.line), **traits)
 
-    @property
+    @functools.cached_property
     def files(self) -> tuple[Path, ...]:
         """The file with the function and the files beside it that it imports."""
         return tuple(source.parsed_files(Path(self.path)))

@@ -360,8 +360,8 @@ def _require_dense(function: Callable[..., Any], values: Any, *, writable: bool 
         why = ""
         if not isinstance(value, Tensor):
             continue
-        if value.layout != torch.strided or value.is_meta or value.is_quantized:
-            kind = "on the device meta" if value.is_meta else "quantized" if value.is_quantized else value.layout
+        kinds = {"nested": value.is_nested, "on the device meta": value.is_meta, "quantized": value.is_quantized}
+        if kind := next(filter(kinds.get, kinds), "" if value.layout == torch.strided else value.layout):
             why = f"is {kind}: return dense tensors with data"
         elif writable and any(size > 1 and not value.stride(dim) for dim, size in enumerate(value.shape)):
             why = "has elements that share memory, as after expand(): return a contiguous() one"

@@ -148,6 +148,7 @@ def complaint(got: torch.Tensor, right: torch.Tensor, **inputs: torch.Tensor) ->
         (torch.eye(2).to_sparse(), "is torch.sparse_coo: return dense tensors with data"),
         (torch.eye(2).to_sparse_csr(), "is torch.sparse_csr: return dense tensors"),
         (torch.eye(4).to_sparse_bsr((2, 2)), "is torch.sparse_bsr: return dense tensors"),
+        (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "is nested: return dense tensors"),
         (torch.ones(2, 1).expand(2, 3), r"has elements that share memory, as after expand\(\)"),
         (torch.ones(()).expand(4), "has elements that share memory"),
         (torch.ones(2, device="meta"), "is on the device meta: return dense tensors with data"),
