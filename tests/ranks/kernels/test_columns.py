@@ -74,14 +74,14 @@ def _right(logits: Tensor, labels: Tensor, name: str, options: dict[str, Any]) -
 
 def _call(rank: Rank, name: str, options: dict[str, Any], dtype: torch.dtype) -> list[Any]:
     hidden, head, labels = _inputs(dtype)
+    own = columns_of(rank, VOCAB)
+    logits = (hidden @ head.t())[:, own].contiguous().to(rank.device)
     columns, teacher = (each.to(rank.device) for each in _columns(labels))
     hidden, head, labels = (each.to(rank.device) for each in (hidden, head, labels))
-    own = columns_of(rank, VOCAB)
     common: dict[str, Any] = {"loss": FUNCTIONS[name], "group": rank.group, "exchange": "nccl", **options}
     if "temperature" in options:
         common["temperature"] = common["temperature"].to(rank.device)
     rows = {"row_inputs": {"teacher": teacher}, "columns": columns.int()}
-    logits = (hidden @ head.t())[:, own].contiguous()
     added = torch.ones(logits.shape, device=rank.device)
     entropy_loss(logits, labels, grad=added, **common, **rows)
     whole = entropy_loss(logits, labels, **common, **rows)
