@@ -45,10 +45,10 @@ def _one_pass(
     """Launch the kernel that reads each logit once, or return the reason why none can do it."""
     if rows.accumulate:
         return "it accumulates into no tensor"
-    caps = [cap or 0.0 for cap in (loss.softcap, loss.target_softcap)]
-    if any(cap and not SOFTCAPS[0] <= cap <= SOFTCAPS[1] for cap in caps):
+    caps = [cap for cap in (loss.softcap, loss.target_softcap) if cap]
+    if not all(SOFTCAPS[0] <= cap <= SOFTCAPS[1] for cap in caps):
         return "a softcap must be from {:g} to {:g} for the precision of its formula".format(*SOFTCAPS)
-    if loss.top[0] and (loss.wants_entropy or any(caps)):
+    if loss.top[0] and (loss.wants_entropy or caps):
         return "it has no softcap and no entropy against a teacher's top k"
     if rows.inputs.row_temperature is not None:
         return "it has one temperature for all rows"
@@ -58,12 +58,10 @@ def _one_pass(
     of_target = form(target if isinstance(target, Tensor) else target.indices)
     prepared = prepare(
         form(logits), of_target, None if rows.grad is None else form(rows.grad), logits.device.index, loss.vocabulary,
-        loss=loss.formula, ignore_index=loss.ignore_index, reduce=reduce, count=rows.count,
-        z_loss=loss.z_loss > 0, block_cap=loss.block_cap, smoothed=loss.label_smoothing > 0,
-        entropy=rows.outputs.entropy is not None,
-        entropy_grad=loss.entropy_weight != 0.0 or rows.inputs.entropy_grad is not None, softcap=caps[0],
-        target_softcap=caps[1], beta=loss.beta if loss.loss == "jsd" else 0.0, top=loss.top,
+        ignore_index=loss.ignore_index, block_cap=loss.block_cap, reduce=reduce, count=rows.count,
+        entropy_grad=loss.entropy_weight != 0.0 or rows.inputs.entropy_grad is not None,
         yields=peers is not None and (loss.exchange == "yielding" or (loss.exchange == "auto" and not peers.alone)),
+        **loss.constants(rows.outputs.entropy is not None),
     )  # fmt: skip
     if isinstance(prepared, str):
         return prepared

@@ -287,6 +287,15 @@ class RowLoss(Options):
         """The loss whose kernels compute this one: "cross_entropy" for all losses of labels."""
         return "cross_entropy" if self.has_labels else self.loss
 
+    def constants(self, entropy: bool) -> dict[str, Any]:
+        """Return the constants of this loss in the kernels' `SPEC`. entropy: it is wanted."""
+        return {
+            "LOSS": self.formula, "SMOOTHED": self.label_smoothing > 0, "ENTROPY": entropy, "Z_LOSS": self.z_loss > 0,
+            "SOFTCAP": self.softcap or 0.0, "TARGET_SOFTCAP": self.target_softcap or 0.0,
+            "BETA": self.beta if self.loss == "jsd" else 0.0,
+            **dict(zip(("TOP_K", "TOP_BLOCK", "TOP_LOSS", "BUCKET"), self.top, strict=True)),
+        }  # fmt: skip
+
     @property
     def two_pass_algorithm(self) -> Literal["two_reads", "two_kernels"]:
         several = self.algorithm == "two_kernels" or self.vocabulary.world_size > 1 or self.loss == "jsd"

@@ -25,18 +25,18 @@ def compile_kernel(
 ) -> tuple[str, str, int]:
     """Compile the kernels of a call with 64 rows. Returns of the last its name, its PTX and its bytes of shared memory.
 
-    top_loss: a loss against a teacher's top 64. options: of `prepare`.
+    top_loss: a loss against a teacher's top 64. options: of `prepare`, with constants of the loss in upper case.
     """
     x = Form((64, columns), (columns, 1), torch.bfloat16, 0)
     target = Form((64,), (1,), torch.int64, 0) if loss == "cross_entropy" else x
-    top = (64, 64, top_loss, True) if top_loss else (0, 0, "", False)
+    if top_loss:
+        options |= {"TOP_K": 64, "TOP_BLOCK": 64, "TOP_LOSS": top_loss, "BUCKET": True}
     with pytest.MonkeyPatch.context() as monkeypatch:
         gpu = fake_h200(monkeypatch)
         prepared = prepare(
             x, target, x if trains else None, 0,
-            Vocabulary(0, columns * world_size, columns, None, world_size, 0), loss=loss,
-            ignore_index=-100, reduce=True, count=loss == "cross_entropy", z_loss=False, block_cap="auto", top=top,
-            **options,
+            Vocabulary(0, columns * world_size, columns, None, world_size, 0), ignore_index=-100, block_cap="auto",
+            reduce=True, count=loss == "cross_entropy", LOSS=loss, **options,
         )  # fmt: skip
         assert isinstance(prepared, Prepared), prepared
         logits, row_loss = torch.zeros(8, dtype=torch.bfloat16), torch.zeros(2)
@@ -75,18 +75,18 @@ def compile_two_pass(loss: str, **options: Any) -> list[str]:
     return [kernel.src.name for kernel in gpu.compiled]
 
 
-OPTIONS = {"smoothed": True, "entropy": True, "entropy_grad": True, "softcap": 30.0}
+OPTIONS = {"SMOOTHED": True, "ENTROPY": True, "entropy_grad": True, "SOFTCAP": 30.0}
 CASES: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...] = (
     (("cross_entropy", 100352, 1), {}),
-    (("cross_entropy", 151936, 1), {"smoothed": True}),
-    (("jsd", 151936, 1), {"beta": 0.5}),
+    (("cross_entropy", 151936, 1), {"SMOOTHED": True}),
+    (("jsd", 151936, 1), {"BETA": 0.5}),
     (("cross_entropy", 1024, 2), OPTIONS),
-    (("forward_kl", 1024, 2), {**OPTIONS, "smoothed": False, "target_softcap": 30.0}),
+    (("forward_kl", 1024, 2), {**OPTIONS, "SMOOTHED": False, "TARGET_SOFTCAP": 30.0}),
     (("cross_entropy", 65536, 1, "reverse_kl"), {}),
     (("cross_entropy", 16384, 2, "forward_kl"), {}),
     (("reverse_kl", 8192, 2), {"yields": True}),
     (("cross_entropy", 151936, 1), {"trains": False}),
-    (("jsd", 32768, 1), {"beta": 0.5, "trains": False}),
+    (("jsd", 32768, 1), {"BETA": 0.5, "trains": False}),
 )
 """Arguments of `compile_kernel`."""
 

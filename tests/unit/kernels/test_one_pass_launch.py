@@ -32,9 +32,12 @@ def prepared(x: Any, target: Any, out: Any, shard: Vocabulary | None = None, **c
     forms = [each if each is None or isinstance(each, Form) else form(each) for each in (x, target, out)]
     columns = x.shape[1]
     options: dict[str, Any] = {
-        "loss": "cross_entropy", "ignore_index": -100, "reduce": True, "count": True, "z_loss": False,
+        "LOSS": "cross_entropy",
+        "ignore_index": -100,
         "block_cap": "auto",
-    }  # fmt: skip
+        "reduce": True,
+        "count": True,
+    }
     return prepare(*forms, 0, shard or Vocabulary(0, columns, columns, None, 1, 0), **{**options, **changes})
 
 
@@ -103,7 +106,7 @@ def test_another_limit_or_workspace_or_a_lost_peer_is_noticed(h200: FakeGpu, mon
 def test_what_it_is_compiled_and_launched_for(columns: int, loss: str, world_size: int) -> None:
     x = Form((4096, columns), (columns, 1), torch.bfloat16, 0)
     target = Form((4096,), (1,), torch.int64, 0) if loss == "cross_entropy" else x
-    found = prepared(x, target, x, Vocabulary(0, columns * world_size, columns, None, world_size, 0), loss=loss)
+    found = prepared(x, target, x, Vocabulary(0, columns * world_size, columns, None, world_size, 0), LOSS=loss)
     assert isinstance(found, Prepared), found
     constants, tiling = found.kernel.constants, found.tiling
     assert 0 <= 132 * tiling.programs_per_sm - found.programs < tiling.parts
@@ -133,7 +136,7 @@ def test_what_one_pass_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
         assert prepared(strided, LABELS, None) == whole
     two = Vocabulary(0, 2 * COLUMNS, COLUMNS, None, 2, 0)
     assert isinstance(prepared(logits(1), LABELS, None, two), Prepared)
-    assert "targets of the logits' dtype" in str(prepared(logits(), logits().float(), None, loss="reverse_kl"))
+    assert "targets of the logits' dtype" in str(prepared(logits(), logits().float(), None, LOSS="reverse_kl"))
     assert "too long with block_cap=16" in str(prepared(ROOM[: 2 * 8192].view(2, 8192), LABELS, None, block_cap=16))
     uneven = Vocabulary(0, COLUMNS, COLUMNS, COLUMNS * 9, 2, 0)
     assert "too uneven" in str(prepared(logits(), LABELS, None, uneven))

@@ -4,8 +4,8 @@ The modules, in the order of a first reading:
 
 - Host: `launch` decides whether a kernel can do a call, chooses its constants with the shapes of `tiling`, and queues
   it. `tpbench.kernels.symmetric` holds the memory through which programs exchange.
-- Kernels: `kernels`, and `mixture` for jsd.
-- Helpers of the kernels: `rows` goes from row to row, with their labels and counts. `tiles` are copied, reduced to a
-  `state`, and turned into gradients. The `exchange` merges states.
+- Kernels: `kernels`, and `shared_rows`.
+- Helpers of the kernels: `rows` goes from row to row, with their `targets`. `tiles` are copied, reduced to `states`,
+  and turned into gradients. The `exchange` merges states.
 - Below them: `layouts` of threads, and instructions in `ptx`.
 """

@@ -36,39 +36,7 @@ Tried, with figures of an H200, 4096 rows in bf16:
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tpbench.kernels.one_pass.exchange import (
-    first_look,
-    leave_late,
-    open_exchange,
-    receive_state,
-    send_state,
-    wait_limits,
-)
-from tpbench.kernels.one_pass.ptx import await_copies, exp2, opaque_true
-from tpbench.kernels.one_pass.rows import (
-    complete_rows,
-    finish,
-    inverse_count,
-    load_labels,
-    load_own_label,
-    load_values,
-    open_walk,
-    rows_after,
-    rows_of_step,
-    rows_that_count,
-)
-from tpbench.kernels.one_pass.state import no_columns, state_of_rows, tile_state
-from tpbench.kernels.one_pass.tiles import (
-    copy_tile,
-    gradient_factors,
-    load_tile,
-    reduce_tiles,
-    store_and_copy,
-    store_at_label,
-    store_from_logits,
-    store_from_registers,
-)
-from tpbench.kernels.one_pass.tops import load_own_top, load_top, store_at_top, with_top
+from tpbench.kernels.one_pass import exchange, ptx, rows, states, targets, tiles
 from tpbench.kernels.row_terms import merge_two
 
 ANY_VALUE = [
@@ -102,10 +70,9 @@ def one_pass_kernel(
 ):  # fmt: skip
     """Compute the loss and the gradient of rows of n_columns logits, of which n_valid belong to the softmax.
 
-    The types of inputs, outputs, strides and scales are in `row_terms` and `row_loss`, those of mailbox and SPEC in
-    `launch`. The other integers stay apart, because Triton specialises a kernel for each integer of a tuple. The order
-    of the parameters decides which registers the compiler spills: keep it, or measure. part_columns is in vectors if
-    ALIGNED.
+    The types of inputs, outputs, strides and scales are in `kernel_arguments`, those of mailbox and SPEC in `launch`.
+    The other integers stay apart, because Triton specialises a kernel for each integer of a tuple. The order of the
+    parameters decides which registers the compiler spills: keep it, or measure. part_columns is in vectors if ALIGNED.
 
     loss: fp32 scalar, scales.total times the sum of row losses; with COUNT this and the gradient are divided by the
     number of rows that count. With COUNT and without REDUCE, `loss` holds 1 / that number, since the rows may be some
@@ -113,111 +80,89 @@ def one_pass_kernel(
     """
     EXCHANGE: gl.constexpr = SPEC.SLOTS > 0
     TILES: gl.constexpr = SPEC.TILES
-    ROWS: gl.constexpr = SPEC.ROWS
     AHEAD: gl.constexpr = SPEC.AHEAD
     HELD: gl.constexpr = TILES - 1  # tiles that stay in shared memory, with a place for this row and one for the next
     LAST: gl.constexpr = TILES - 1  # the tile that passes on to registers
     FIRST_LOOK: gl.constexpr = AHEAD - 1 if AHEAD > 0 else 0
-    walk = open_walk(logits, target, grad, mailbox, n_rows, n_columns, n_parts, part_columns, n_valid,
-                     vocab_start, vocab_size, ignore_index, strides, scales, 2, 1, SPEC)  # fmt: skip
+    walk = rows.open_walk(logits, target, grad, mailbox, n_rows, n_columns, n_parts, part_columns, n_valid,
+                          vocab_start, vocab_size, ignore_index, strides, scales, 2, 1, SPEC)  # fmt: skip
     epoch = 0
     if EXCHANGE:
         epoch = gl.load(mailbox.control) + 1
 
     # Copies of the first tiles start before anything else.
-    row = rows_of_step(walk, 0, SPEC)  # (ROWS,)
-    first_label = load_labels(inputs, walk, row, 0, SPEC)
-    next_label = load_labels(inputs, walk, row, 1, SPEC)
-    counts = rows_that_count(walk, row, first_label, SPEC)
-    for tile_of_row in gl.static_range(HELD):
-        copy_tile(walk, 0, row, counts, tile_of_row, tile_of_row, SPEC)
-    next_row = rows_after(walk, row, 1, SPEC)
-    copy_tile(walk, 0, row, counts, LAST, HELD, SPEC)
-    counts = rows_that_count(walk, next_row, next_label, SPEC)
-    for tile_of_row in gl.static_range(HELD):
-        copy_tile(walk, 1, next_row, counts, tile_of_row, tile_of_row, SPEC)
-
-    inverse = inverse_count(walk, inputs, loss, SPEC)
-    scale = scales.grad * inverse
-
+    row = rows.of_step(walk, 0, SPEC)  # (ROWS,)
+    next_row = rows.after(walk, row, 1, SPEC)
     # Labels of this row and of the next two rows. Each label is loaded a step before its first use.
-    this_label = first_label
-    later_label = load_labels(inputs, walk, next_row, 1, SPEC)
+    this_label = targets.load_labels(inputs, walk, row, SPEC)
+    next_label = targets.load_labels(inputs, walk, next_row, SPEC)
+    counts = rows.copy_tiles(walk, 0, row, this_label, HELD, SPEC)
+    tiles.copy_tile(walk, 0, row, counts, LAST, HELD, SPEC)
+    rows.copy_tiles(walk, 1, next_row, next_label, HELD, SPEC)
+
+    inverse = rows.inverse_count(walk, inputs, loss, SPEC)
+    scale = scales.grad * inverse
+    later_label = targets.load_labels(inputs, walk, rows.after(walk, next_row, 1, SPEC), SPEC)
     if SPEC.TOP_K:
-        this_top = load_top(walk, rows_of_step(walk, 0, SPEC), SPEC)
+        this_top = targets.load_top(walk, row, SPEC)
     if EXCHANGE:
-        exchange = open_exchange(mailbox, epoch, capacity, half, rank, walk.part_number, n_parts, SPEC)
-        limits = wait_limits(limit_ns, SPEC)
+        queues = exchange.open_exchange(mailbox, epoch, capacity, half, rank, walk.part_number, n_parts, SPEC)
+        limits = exchange.wait_limits(limit_ns, SPEC)
 
     # The state of the next row's tiles that have arrived.
-    held = reduce_tiles(no_columns(SPEC), walk, 0, 0, HELD, HELD + 1, SPEC)
+    held = tiles.reduce_tiles(states.no_columns(SPEC), walk, 0, 0, HELD, HELD + 1, SPEC)
 
     for step in range(walk.steps):
-        row = rows_of_step(walk, step, SPEC)  # (ROWS,)
+        row = rows.of_step(walk, step, SPEC)  # (ROWS,)
         exists = row < n_rows
         # The label's logit is loaded before the wait for copies, to arrive meanwhile.
-        counts, own_label = load_own_label(walk, row, this_label, SPEC)
-        teacher = own_label  # without a top k nothing reads it
+        counts, own_label = targets.load_own_label(walk, row, this_label, SPEC)
         if SPEC.TOP_K:
-            own_label = load_own_top(walk, row, counts, this_top, SPEC)
-            this_top = load_top(walk, rows_after(walk, row, 1, SPEC), SPEC)
-        values = load_values(inputs, walk, row, SPEC)
-        last_label = load_labels(inputs, walk, row, 3, SPEC)
-        await_copies(HELD)
-        x, t = load_tile(walk, 0, LAST, HELD, SPEC)  # (ROWS, REPEATS, LANES, VECTOR) each
+            own_label = targets.load_own_top(walk, row, counts, this_top, SPEC)
+            this_top = targets.load_top(walk, rows.after(walk, row, 1, SPEC), SPEC)
+        values = rows.load_values(inputs, walk, row, SPEC)
+        last_label = targets.load_labels(inputs, walk, rows.after(walk, row, 3, SPEC), SPEC)
+        ptx.await_copies(HELD)
+        x, t = tiles.load_tile(walk, 0, LAST, HELD, SPEC)  # (ROWS, REPEATS, LANES, VECTOR) each
         # The tile is in registers: its place is free for the next row's.
-        next_row = rows_after(walk, row, 1, SPEC)
-        next_counts = rows_that_count(walk, next_row, next_label, SPEC)
-        copy_tile(walk, 0, next_row, next_counts, LAST, HELD, SPEC)
-        last_tile = tile_state(x, t, walk.part.valid, LAST, scales, SPEC)
-        held = merge_two(held, last_tile.state, exp2, SPEC)
-        state = state_of_rows(held, own_label.logit, walk.part.valid, SPEC)  # (ROWS, LANES) to (ROWS,)
-        if SPEC.TOP_K:
-            state, own_label, teacher = with_top(walk, state, own_label, SPEC)
+        next_row = rows.after(walk, row, 1, SPEC)
+        next_counts = targets.rows_that_count(walk, next_row, next_label, SPEC)
+        tiles.copy_tile(walk, 0, next_row, next_counts, LAST, HELD, SPEC)
+        last_tile = states.tile_state(x, t, walk.part.valid, LAST, scales, SPEC)
+        held = merge_two(held, last_tile.state, ptx.exp2, SPEC)
+        state = states.state_of_rows(held, own_label.logit, walk.part.valid, SPEC)  # (ROWS, LANES) to (ROWS,)
+        state, own_label, teacher = targets.with_top(walk, state, own_label, SPEC)
         if EXCHANGE:
-            rows_exist, first_word = send_state(
-                state, (walk.walker + step * walk.walkers) * ROWS, n_rows, exchange, SPEC
-            )
+            sent = exchange.send_state(state, walk, step, queues, SPEC)
 
         # Reduce the next row's first AHEAD tiles while the words travel. The others are reduced between gradients of
         # tiles. So stores and copies occupy the memory all the time, and a copy has a whole step to arrive.
         next_at = (step + 1) % 2
-        held = reduce_tiles(no_columns(SPEC), walk, next_at, 0, FIRST_LOOK, HELD + 1 - FIRST_LOOK, SPEC)
+        held = tiles.reduce_tiles(states.no_columns(SPEC), walk, next_at, 0, FIRST_LOOK, HELD + 1 - FIRST_LOOK, SPEC)
         if EXCHANGE:
             # The last of those tiles hides the latency of a first look.
-            looked = first_look(rows_exist, first_word, exchange, SPEC)
-        held = reduce_tiles(held, walk, next_at, FIRST_LOOK, AHEAD, HELD + 1 - AHEAD, SPEC)
+            looked = exchange.first_look(sent, queues, SPEC)
+        held = tiles.reduce_tiles(held, walk, next_at, FIRST_LOOK, AHEAD, HELD + 1 - AHEAD, SPEC)
         if EXCHANGE:
-            state, limits, came = receive_state(looked, limits, exchange, SPEC)
-            if SPEC.YIELDS:
-                exists = leave_late(walk, row, came, n_parts, exchange, SPEC)
+            state, limits, came = exchange.receive_state(looked, limits, queues, SPEC)
+            exists = exchange.leave_late(walk, row, exists, came, n_parts, queues, SPEC)
 
-        terms = complete_rows(walk, step, row, counts, exists, state, teacher, inputs, values, outputs, scale, SPEC)
+        terms, factors = rows.complete_rows(
+            walk, step, row, counts, exists, state, teacher, inputs, values, outputs, scale, SPEC
+        )
         if SPEC.GRAD:
-            factors = gradient_factors(state, terms, counts, SPEC)
-            store_from_registers(walk, last_tile, factors, row, exists, LAST, SPEC)
-        at_place = step % 2
-        copied_row = rows_after(walk, next_row, 1, SPEC)
-        copied = rows_that_count(walk, copied_row, later_label, SPEC)
-        for tile_of_row in gl.static_range(HELD):
-            if SPEC.GRAD:
-                raw = load_tile(walk, at_place, tile_of_row, tile_of_row, SPEC)
-            copy_tile(walk, at_place, copied_row, copied, tile_of_row, tile_of_row, SPEC)
-            if SPEC.GRAD:
-                store_from_logits(walk, raw, factors, row, exists, tile_of_row, SPEC)
-            if tile_of_row >= AHEAD:
-                held = reduce_tiles(held, walk, next_at, tile_of_row, tile_of_row + 1, HELD + 1, SPEC)
-
-        if SPEC.GRAD:
-            if SPEC.TOP_K:
-                store_at_top(walk, own_label, state, terms, row, exists, SPEC)
-            else:
-                store_at_label(walk, own_label, factors, row, exists, SPEC)
+            tiles.store_from_registers(walk, last_tile, factors, row, exists, LAST, SPEC)
+        copied_row = rows.after(walk, next_row, 1, SPEC)
+        copied = targets.rows_that_count(walk, copied_row, later_label, SPEC)
+        held = tiles.store_and_copy(
+            walk, step % 2, factors, row, exists, copied_row, copied, held, next_at, HELD, AHEAD, SPEC
+        )
+        targets.store_at_target(walk, own_label, state, terms, factors, row, exists, SPEC)
         this_label = next_label
         next_label = later_label
         later_label = last_label
 
-    finish(walk, outputs.loss, loss, epoch, inverse, SPEC)
+    rows.finish(walk, outputs.loss, loss, epoch, inverse, SPEC)
 
 
 @gluon.jit(do_not_specialize=ANY_VALUE)
@@ -243,172 +188,141 @@ def whole_row_kernel(
     LAST: gl.constexpr = TILES - 1
     # Tiles of the next row whose copies have started when the last tile's starts.
     COPIED: gl.constexpr = _end_of_read(HELD - LAG - 1, HELD)
-    walk = open_walk(logits, target, grad, mailbox, n_rows, n_columns, n_parts, part_columns, n_valid,
-                     vocab_start, vocab_size, ignore_index, strides, scales, 1, 1, SPEC)  # fmt: skip
+    walk = rows.open_walk(logits, target, grad, mailbox, n_rows, n_columns, n_parts, part_columns, n_valid,
+                          vocab_start, vocab_size, ignore_index, strides, scales, 1, 1, SPEC)  # fmt: skip
 
     # Copies of the first tiles start before anything else.
-    row = rows_of_step(walk, 0, SPEC)  # (ROWS,)
-    first_label = load_labels(inputs, walk, row, 0, SPEC)
-    next_label = load_labels(inputs, walk, row, 1, SPEC)
-    counts = rows_that_count(walk, row, first_label, SPEC)
-    copy_tile(walk, 0, row, counts, FIRST, HELD, SPEC)
+    row = rows.of_step(walk, 0, SPEC)  # (ROWS,)
+    next_row = rows.after(walk, row, 1, SPEC)
+    # Labels of this row and of the next two rows. Each label is loaded a step before its first use.
+    this_label = targets.load_labels(inputs, walk, row, SPEC)
+    next_label = targets.load_labels(inputs, walk, next_row, SPEC)
+    counts = targets.rows_that_count(walk, row, this_label, SPEC)
+    tiles.copy_tile(walk, 0, row, counts, FIRST, HELD, SPEC)
     for tile_of_row in gl.static_range(HELD):
         if tile_of_row == HELD - LAG:
-            await_copies(HELD - LAG)
-            x, t = load_tile(walk, 0, FIRST, HELD, SPEC)  # (ROWS, REPEATS, LANES, VECTOR) each
-            copy_tile(walk, 0, row, counts, LAST, HELD, SPEC)
-            first_tile = tile_state(x, t, walk.part.valid, FIRST, scales, SPEC)
-        copy_tile(walk, 0, row, counts, tile_of_row, tile_of_row, SPEC)
-    next_row = rows_after(walk, row, 1, SPEC)
+            ptx.await_copies(HELD - LAG)
+            x, t = tiles.load_tile(walk, 0, FIRST, HELD, SPEC)  # (ROWS, REPEATS, LANES, VECTOR) each
+            tiles.copy_tile(walk, 0, row, counts, LAST, HELD, SPEC)
+            first_tile = states.tile_state(x, t, walk.part.valid, FIRST, scales, SPEC)
+        tiles.copy_tile(walk, 0, row, counts, tile_of_row, tile_of_row, SPEC)
 
-    inverse = inverse_count(walk, inputs, loss, SPEC)
+    inverse = rows.inverse_count(walk, inputs, loss, SPEC)
     scale = scales.grad * inverse
-
-    # Labels of this row and of the next two rows. Each label is loaded a step before its first use.
-    this_label = first_label
-    later_label = load_labels(inputs, walk, next_row, 1, SPEC)
+    later_label = targets.load_labels(inputs, walk, rows.after(walk, next_row, 1, SPEC), SPEC)
 
     # The state of the row's tiles that have arrived.
     held = first_tile.state
     for tile_of_row in gl.static_range(HELD - LAG):
-        if opaque_true():
-            held = reduce_tiles(held, walk, 0, tile_of_row, tile_of_row + 1, HELD - tile_of_row, SPEC)
+        if ptx.opaque_true():
+            held = tiles.reduce_tiles(held, walk, 0, tile_of_row, tile_of_row + 1, HELD - tile_of_row, SPEC)
 
     for step in range(walk.steps):
-        row = rows_of_step(walk, step, SPEC)  # (ROWS,)
+        row = rows.of_step(walk, step, SPEC)  # (ROWS,)
         exists = row < n_rows
-        counts, own_label = load_own_label(walk, row, this_label, SPEC)
-        values = load_values(inputs, walk, row, SPEC)
-        last_label = load_labels(inputs, walk, row, 3, SPEC)
-        await_copies(HELD - COPIED)
-        x, t = load_tile(walk, 0, LAST, HELD, SPEC)  # (ROWS, REPEATS, LANES, VECTOR) each
+        counts, own_label = targets.load_own_label(walk, row, this_label, SPEC)
+        values = rows.load_values(inputs, walk, row, SPEC)
+        last_label = targets.load_labels(inputs, walk, rows.after(walk, row, 3, SPEC), SPEC)
+        ptx.await_copies(HELD - COPIED)
+        x, t = tiles.load_tile(walk, 0, LAST, HELD, SPEC)  # (ROWS, REPEATS, LANES, VECTOR) each
         # The tile is in registers: its place is free for the next row's.
-        next_row = rows_after(walk, row, 1, SPEC)
-        next_counts = rows_that_count(walk, next_row, next_label, SPEC)
-        copy_tile(walk, 0, next_row, next_counts, FIRST, HELD, SPEC)
-        last_tile = tile_state(x, t, walk.part.valid, LAST, scales, SPEC)
-        held = reduce_tiles(held, walk, 0, HELD - LAG, HELD, 1, SPEC)
-        held = merge_two(held, last_tile.state, exp2, SPEC)
-        state = state_of_rows(held, own_label.logit, walk.part.valid, SPEC)  # (ROWS, LANES) to (ROWS,)
+        next_row = rows.after(walk, row, 1, SPEC)
+        next_counts = targets.rows_that_count(walk, next_row, next_label, SPEC)
+        tiles.copy_tile(walk, 0, next_row, next_counts, FIRST, HELD, SPEC)
+        last_tile = states.tile_state(x, t, walk.part.valid, LAST, scales, SPEC)
+        held = tiles.reduce_tiles(held, walk, 0, HELD - LAG, HELD, 1, SPEC)
+        held = merge_two(held, last_tile.state, ptx.exp2, SPEC)
+        state = states.state_of_rows(held, own_label.logit, walk.part.valid, SPEC)  # (ROWS, LANES) to (ROWS,)
 
-        terms = complete_rows(walk, step, row, counts, exists, state, own_label, inputs, values, outputs, scale, SPEC)
-        if SPEC.GRAD:
-            factors = gradient_factors(state, terms, counts, SPEC)
-        held = no_columns(SPEC)
+        terms, factors = rows.complete_rows(
+            walk, step, row, counts, exists, state, own_label, inputs, values, outputs, scale, SPEC
+        )
+        held = states.no_columns(SPEC)
         for tile_of_row in gl.static_range(HELD):
             if tile_of_row == HELD - LAG:
-                await_copies(COPIED)
-                x, t = load_tile(walk, 0, FIRST, HELD, SPEC)  # (ROWS, REPEATS, LANES, VECTOR) each
-                copy_tile(walk, 0, next_row, next_counts, LAST, HELD, SPEC)
-                first_tile = tile_state(x, t, walk.part.valid, FIRST, scales, SPEC)
-                held = merge_two(held, first_tile.state, exp2, SPEC)
+                ptx.await_copies(COPIED)
+                x, t = tiles.load_tile(walk, 0, FIRST, HELD, SPEC)  # (ROWS, REPEATS, LANES, VECTOR) each
+                tiles.copy_tile(walk, 0, next_row, next_counts, LAST, HELD, SPEC)
+                first_tile = states.tile_state(x, t, walk.part.valid, FIRST, scales, SPEC)
+                held = merge_two(held, first_tile.state, ptx.exp2, SPEC)
             if tile_of_row % READ == 0:
                 if SPEC.GRAD:
                     raw = ()
                     for neighbour in gl.static_range(tile_of_row, _end_of_read(tile_of_row, HELD)):
-                        raw = raw + (load_tile(walk, 0, neighbour, neighbour, SPEC),)
+                        raw = raw + (tiles.load_tile(walk, 0, neighbour, neighbour, SPEC),)
                 for neighbour in gl.static_range(tile_of_row, _end_of_read(tile_of_row, HELD)):
-                    copy_tile(walk, 0, next_row, next_counts, neighbour, neighbour, SPEC)
+                    tiles.copy_tile(walk, 0, next_row, next_counts, neighbour, neighbour, SPEC)
             if SPEC.GRAD:
                 if tile_of_row == 0:
-                    if opaque_true():
-                        store_from_registers(walk, last_tile, factors, row, exists, LAST, SPEC)
-                    store_from_registers(walk, first_tile, factors, row, exists, FIRST, SPEC)
-                if opaque_true():
-                    store_from_logits(walk, raw[tile_of_row % READ], factors, row, exists, tile_of_row, SPEC)
+                    if ptx.opaque_true():
+                        tiles.store_from_registers(walk, last_tile, factors, row, exists, LAST, SPEC)
+                    tiles.store_from_registers(walk, first_tile, factors, row, exists, FIRST, SPEC)
+                if ptx.opaque_true():
+                    tiles.store_from_logits(walk, raw[tile_of_row % READ], factors, row, exists, tile_of_row, SPEC)
             if tile_of_row >= LAG:
-                held = reduce_tiles(
+                held = tiles.reduce_tiles(
                     held, walk, 0, tile_of_row - LAG, tile_of_row - LAG + 1,
                     _copies_after(tile_of_row - LAG, tile_of_row, HELD), SPEC,
                 )  # fmt: skip
 
-        if SPEC.GRAD:
-            store_at_label(walk, own_label, factors, row, exists, SPEC)
+        targets.store_at_target(walk, own_label, state, terms, factors, row, exists, SPEC)
         this_label = next_label
         next_label = later_label
         later_label = last_label
 
-    finish(walk, outputs.loss, loss, 0, inverse, SPEC)
+    rows.finish(walk, outputs.loss, loss, 0, inverse, SPEC)
 
 
 @gluon.jit(do_not_specialize=ANY_VALUE)
-def shared_rows_kernel(
+def late_rows_kernel(
     logits, target, grad, inputs, outputs, loss, mailbox, n_rows, n_columns, n_parts, part_columns, n_valid,
     vocab_start, vocab_size, ignore_index, strides, scales, rank, capacity, half, limit_ns, SPEC: gl.constexpr,
+    IN_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """Compute the same as `one_pass_kernel` for rows of labels that programs share: words have a whole row's time.
+    """Compute the same as `one_pass_kernel` for the rows that it left, or nothing if there are none.
 
-    A program sends the state of the next row before it receives those of this row. So neither the way of the words nor
-    programs that are late by less than a row make it wait. Every tile has a place for this row and one for the next,
-    and none stays in registers. Two programs share a multiprocessor: one computes while the other moves memory.
-
-    Measured on an H200, 4096 rows in bf16: 0.649 ms in place of 0.862 at 151936 columns. Over two: 0.338 in place of
-    0.445.
+    A program works on rows that the same program left. All words have arrived or are on their way. IN_REGISTERS: the
+    gradient of a last tile comes from registers, as in `one_pass_kernel`, so that it has the same bits.
     """
-    gl.static_assert(SPEC.SLOTS > 0 and not SPEC.TOP_K)
-    TILES: gl.constexpr = SPEC.TILES
-    ROWS: gl.constexpr = SPEC.ROWS
-    walk = open_walk(logits, target, grad, mailbox, n_rows, n_columns, n_parts, part_columns, n_valid,
-                     vocab_start, vocab_size, ignore_index, strides, scales, 2, 2, SPEC)  # fmt: skip
-    epoch = gl.load(mailbox.control) + 1
-
-    # Copies of the first two rows start before anything else.
-    row = rows_of_step(walk, 0, SPEC)  # (ROWS,)
-    this_label = load_labels(inputs, walk, row, 0, SPEC)
-    next_label = load_labels(inputs, walk, row, 1, SPEC)
-    counts = rows_that_count(walk, row, this_label, SPEC)
-    for tile_of_row in gl.static_range(TILES):
-        copy_tile(walk, 0, row, counts, tile_of_row, tile_of_row, SPEC)
-    next_row = rows_after(walk, row, 1, SPEC)
-    next_counts = rows_that_count(walk, next_row, next_label, SPEC)
-    for tile_of_row in gl.static_range(TILES):
-        copy_tile(walk, 1, next_row, next_counts, tile_of_row, tile_of_row, SPEC)
-
-    inverse = inverse_count(walk, inputs, loss, SPEC)
-    scale = scales.grad * inverse
-    later_label = load_labels(inputs, walk, next_row, 1, SPEC)
-    exchange = open_exchange(mailbox, epoch, capacity, half, rank, walk.part_number, n_parts, SPEC)
-    limits = wait_limits(limit_ns, SPEC)
-
-    counts, own_label = load_own_label(walk, row, this_label, SPEC)
-    held = reduce_tiles(no_columns(SPEC), walk, 0, 0, TILES, TILES, SPEC)
-    state = state_of_rows(held, own_label.logit, walk.part.valid, SPEC)  # (ROWS, LANES) to (ROWS,)
-    rows_exist, first_word = send_state(state, walk.walker * ROWS, n_rows, exchange, SPEC)
-
-    for step in range(walk.steps):
-        row = rows_of_step(walk, step, SPEC)  # (ROWS,)
-        exists = row < n_rows
-        next_row = rows_after(walk, row, 1, SPEC)
-        # The label's logit is loaded before the wait for copies, to arrive meanwhile.
-        next_counts, next_own = load_own_label(walk, next_row, next_label, SPEC)
-        values = load_values(inputs, walk, row, SPEC)
-        last_label = load_labels(inputs, walk, row, 3, SPEC)
-
-        held = reduce_tiles(no_columns(SPEC), walk, (step + 1) % 2, 0, TILES, 0, SPEC)
-        state = state_of_rows(held, next_own.logit, walk.part.valid, SPEC)
-        next_exist, next_word = send_state(
-            state, (walk.walker + (step + 1) * walk.walkers) * ROWS, n_rows, exchange, SPEC
-        )
-
-        looked = first_look(rows_exist, first_word, exchange, SPEC)
-        state, limits, came = receive_state(looked, limits, exchange, SPEC)
-        if SPEC.YIELDS:
-            exists = leave_late(walk, row, came, n_parts, exchange, SPEC)
-        terms = complete_rows(walk, step, row, counts, exists, state, own_label, inputs, values, outputs, scale, SPEC)
-        factors = state  # of no use without a gradient
-        if SPEC.GRAD:
-            factors = gradient_factors(state, terms, counts, SPEC)
-        at_place = step % 2
-        copied_row = rows_after(walk, next_row, 1, SPEC)
-        copied = rows_that_count(walk, copied_row, later_label, SPEC)
-        store_and_copy(walk, at_place, factors, row, exists, copied_row, copied, SPEC)
-        if SPEC.GRAD:
-            store_at_label(walk, own_label, factors, row, exists, SPEC)
-        counts = next_counts
-        own_label = next_own
-        rows_exist = next_exist
-        first_word = next_word
-        next_label = later_label
-        later_label = last_label
-
-    finish(walk, outputs.loss, loss, epoch, inverse, SPEC)
+    if gl.load(mailbox.control + 2) != 0:
+        walk = rows.open_walk(logits, target, grad, mailbox, n_rows, n_columns, n_parts, part_columns,
+                              n_valid, vocab_start, vocab_size, ignore_index, strides, scales, 1, 1, SPEC)  # fmt: skip
+        TILES: gl.constexpr = SPEC.TILES
+        epoch = gl.load(mailbox.control)
+        inverse = rows.inverse_count(walk, inputs, loss, SPEC)
+        scale = scales.grad * inverse
+        queues = exchange.open_exchange(mailbox, epoch, capacity, half, rank, walk.part_number, n_parts, SPEC)
+        limits = exchange.wait_limits(limit_ns, SPEC)
+        for step in range(walk.steps):
+            first = (walk.walker + step * walk.walkers) * SPEC.ROWS
+            if gl.load(exchange.late_word(queues, first, n_parts, walk.part_number)) == epoch:
+                row = rows.of_step(walk, step, SPEC)  # (ROWS,)
+                exists = row < n_rows
+                label = targets.load_labels(inputs, walk, row, SPEC)
+                counts, own_label = targets.load_own_label(walk, row, label, SPEC)
+                if SPEC.GRAD:
+                    rows.copy_tiles(walk, 0, row, label, TILES, SPEC)
+                values = rows.load_values(inputs, walk, row, SPEC)
+                looked = exchange.first_look(exchange.words_of_step(walk, step, queues, SPEC), queues, SPEC)
+                state, limits, _came = exchange.receive_state(looked, limits, queues, SPEC)
+                if SPEC.TOP_K:
+                    own_label = targets.load_own_top(walk, row, counts, targets.load_top(walk, row, SPEC), SPEC)
+                _own_state, own_label, teacher = targets.with_top(walk, state, own_label, SPEC)
+                terms, factors = rows.complete_rows(
+                    walk, -1, row, counts, exists, state, teacher, inputs, values, outputs, scale, SPEC
+                )
+                if SPEC.GRAD:
+                    for tile_of_row in gl.static_range(TILES):
+                        ptx.await_copies(TILES - 1 - tile_of_row)
+                        raw = tiles.load_tile(walk, 0, tile_of_row, tile_of_row, SPEC)
+                        if IN_REGISTERS and tile_of_row == TILES - 1:
+                            tile = states.tile_state(raw[0], raw[1], walk.part.valid, tile_of_row, scales, SPEC)
+                            tiles.store_from_registers(walk, tile, factors, row, exists, tile_of_row, SPEC)
+                        else:
+                            tiles.store_from_logits(walk, raw, factors, row, exists, tile_of_row, SPEC)
+                targets.store_at_target(walk, own_label, state, terms, factors, row, exists, SPEC)
+        ptx.barrier()
+        ptx.arrive(mailbox.control + 1)
+        rows.finish(walk, outputs.loss, loss, epoch, inverse, SPEC)
+        if gl.program_id(0) == gl.num_programs(0) - 1:
+            gl.store(mailbox.control + 2, 0)

@@ -4,7 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from tpbench.kernels import row_terms
-from tpbench.kernels.one_pass.ptx import opaque_zero
+from tpbench.kernels.one_pass import ptx
 
 
 @gluon.constexpr_function
@@ -24,12 +24,6 @@ def keeps_raw(spec):
     if spec.WHOLE or spec.LOSS != "cross_entropy":
         return spec.ENTROPY_GRAD or capped or spec.SMOOTHED
     return spec.ENTROPY_GRAD or several
-
-
-@gluon.constexpr_function
-def is_tensor(type):
-    """The type is that of a tensor, not of a number."""
-    return type.is_block()
 
 
 @gluon.constexpr_function
@@ -142,16 +136,11 @@ def warp_states_layout(spec, crossed):
     return gl.DistributedLinearLayout(registers, lanes, by_warp, [], [spec.ROWS, row_warps] + [2] * numbers)
 
 
-@gluon.constexpr_function
-def thread_shape(spec):
-    """The shape of numbers in `thread_layout`."""
-    return [spec.ROWS, spec.LANES]
-
-
-@gluon.constexpr_function
-def words_shape(spec):
-    """The shape of numbers in `words_layout`."""
-    return [spec.ROWS, _queues(spec.WORLD, spec.SLOTS)]
+@gluon.jit
+def zeros_by_thread(SPEC: gl.constexpr):
+    """(ROWS, LANES) zeros in `thread_layout`."""
+    shape: gl.constexpr = [SPEC.ROWS, SPEC.LANES]
+    return gl.zeros(shape, gl.float32, thread_layout(SPEC))
 
 
 @gluon.jit
@@ -200,4 +189,4 @@ def inside_softmax(like, valid, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
     """Return which elements of a tile belong to the softmax. like: of its shape. valid: those columns of the part."""
     vector, place = vectors_and_places(tile_of_row, SPEC)
     column = (vector * SPEC.VECTOR + place) + gl.zeros_like(like).to(gl.int32)
-    return column < valid - units_before(tile_of_row, SPEC) * column_unit(SPEC) + opaque_zero()
+    return column < valid - units_before(tile_of_row, SPEC) * column_unit(SPEC) + ptx.opaque_zero()

@@ -69,18 +69,14 @@ def sigmoids(values, FACTOR: gl.constexpr):
     return _compute(_sigmoids(count, FACTOR), _constraints("=f", count, "f", count), [values], count)
 
 
-@gluon.constexpr_function
-def _wait_group(later):
-    return f"cp.async.wait_group {later}; mov.b32 $0, 0;"
-
-
 @gluon.jit
 def await_copies(LATER: gl.constexpr):
     """Wait for the asynchronous copies of this thread, except for the last LATER groups.
 
     `async_copy.wait_group` adds a barrier. No barrier is needed: a thread reads from shared memory only its own copies.
     """
-    _act(_wait_group(LATER), "=r,~{memory}", [])
+    code: gl.constexpr = f"cp.async.wait_group {LATER}; mov.b32 $0, 0;"
+    _act(code, "=r,~{memory}", [])
 
 
 @gluon.jit
@@ -169,18 +165,12 @@ _NOTHING = {"bf16": "0xff80ff80", "fp16": "0xfc00fc00", "fp32": "0fff800000"}
 
 
 @gluon.constexpr_function
-def _select_vector(registers, kept, dtype):
-    """Write `registers` inputs of 4 bytes, or -inf if the input `kept` is 0."""
+def _select_vector(registers, dtype):
+    """Write `registers` inputs of 4 bytes, or -inf if the input after them is 0."""
     kind = "f32" if str(dtype) == "fp32" else "b32"
     select = f"selp.{kind} ${{}}, ${{}}, {_NOTHING[str(dtype)]}, kept;"
     selected = (select.format(output, registers + output) for output in range(registers))
-    return f"{{.reg .pred kept; setp.ne.b32 kept, ${kept}, 0;{''.join(selected)}}}"
-
-
-@gluon.constexpr_function
-def _vector_constraints(registers, count, dtype):
-    kind = "f" if str(dtype) == "fp32" else "r"
-    return ",".join([f"={kind}"] * registers + [kind] * registers + ["r"] * count)
+    return f"{{.reg .pred kept; setp.ne.b32 kept, ${2 * registers}, 0;{''.join(selected)}}}"
 
 
 @gluon.jit
@@ -191,9 +181,11 @@ def keep_vectors(values, kept):
     """
     count: gl.constexpr = values.type.shape[3]
     registers: gl.constexpr = count * values.dtype.primitive_bitwidth // 32
+    kind: gl.constexpr = "f" if values.dtype == gl.float32 else "r"
+    constraints: gl.constexpr = _constraints("=" + kind, registers, kind, registers) + ",r" * count
     return gl.inline_asm_elementwise(
-        _select_vector(registers, 2 * registers, values.dtype), _vector_constraints(registers, count, values.dtype),
-        [values, kept], dtype=values.dtype, is_pure=True, pack=count,
+        _select_vector(registers, values.dtype), constraints, [values, kept], dtype=values.dtype, is_pure=True,
+        pack=count,
     )  # fmt: skip
 
 
@@ -206,25 +198,24 @@ def to_fp32(values):
         return values.to(gl.float32)
 
 
-@gluon.constexpr_function
-def _store_word(spec):
-    """Store a word. Of the warps that share a row, the first one stores."""
-    return f"""{{
+@gluon.jit
+def send_word(address, word, sent, SPEC: gl.constexpr):
+    """Store words at addresses of any rank, (ROWS, RANKS * SLOTS), where `sent` is not 0.
+
+    Of the warps that share a row, the first one stores.
+    """
+    warp_in_row: gl.constexpr = 32 * (SPEC.WARPS // SPEC.ROW_WARPS) - 32
+    code: gl.constexpr = f"""{{
         .reg .pred p;
         .reg .b32 t;
         mov.u32 t, %tid.x;
-        and.b32 t, t, {32 * (spec.WARPS // spec.ROW_WARPS) - 32};
+        and.b32 t, t, {warp_in_row};
         setp.eq.u32 p, t, 0;
         setp.ne.and.b32 p, $3, 0, p;
         @p st.relaxed.sys.global.b64 [$1], $2;
         mov.b32 $0, 0;
         }}"""
-
-
-@gluon.jit
-def send_word(address, word, sent, SPEC: gl.constexpr):
-    """Store words at addresses of any rank, (ROWS, RANKS * SLOTS), where `sent` is not 0."""
-    _act(_store_word(SPEC), "=r,l,l,r", [address, word, sent])
+    _act(code, "=r,l,l,r", [address, word, sent])
 
 
 @gluon.constexpr_function
@@ -254,11 +245,6 @@ def _poll_words(width):
 
 
 @gluon.constexpr_function
-def _poll_constraints(width):
-    return ",".join(["=&l"] * (width + 1) + ["l"] * width + ["r", "l", "l", "l", "r", "l"])
-
-
-@gluon.constexpr_function
 def _int64(count):
     return (gl.int64,) * count
 
@@ -271,10 +257,10 @@ def await_words(words, needed, limits, address, pitch, epoch, failed):
     nanoseconds how long the next wait may take.
     """
     arguments = words + (needed, limits, address, pitch, epoch, failed)
+    constraints: gl.constexpr = _constraints("=&l", len(words) + 1, "l", len(words)) + ",r,l,l,l,r,l"
     return gl.inline_asm_elementwise(
-        _poll_words(len(words)), _poll_constraints(len(words)), arguments, dtype=_int64(len(words) + 1), is_pure=False,
-        pack=1,
-    )  # fmt: skip
+        _poll_words(len(words)), constraints, arguments, dtype=_int64(len(words) + 1), is_pure=False, pack=1
+    )
 
 
 @gluon.constexpr_function

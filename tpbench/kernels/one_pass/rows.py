@@ -1,13 +1,11 @@
-"""The rows of a program: its walk from row to row, their labels, how many rows count, and the sum of their losses."""
+"""The rows of a program: its walk from row to row, how many rows count, their results, and the sum of their losses."""
 
 from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tpbench.kernels.one_pass.layouts import column_unit, flat_layout, has_labels, row_layout, state_layout
-from tpbench.kernels.one_pass.ptx import arrive, await_arrivals, await_copies, barrier
-from tpbench.kernels.one_pass.tiles import Matrix, Part, Shared, allocate, part_of_row
+from tpbench.kernels.one_pass import layouts, ptx, targets, tiles
 from tpbench.kernels.row_terms import LN_2, load_inputs, reference, row_terms, softmax_of_rows, store_rows
 
 BATCH = gl.constexpr(4096)
@@ -20,12 +18,12 @@ class Walk(NamedTuple):
     Triton 3.6 takes no None in a tuple that a kernel makes. So `RowInputs` and `RowOutputs` are arguments of their own.
     """
 
-    logits: Matrix
-    target: Matrix
+    logits: tiles.Matrix
+    target: tiles.Matrix
     """Target logits, or labels, of which only the pointer is used."""
-    grad: Matrix
-    shared: Shared
-    part: Part
+    grad: tiles.Matrix
+    shared: tiles.Shared
+    part: tiles.Part
     part_number: Any
     start: Any
     """The global column where the part begins."""
@@ -53,100 +51,36 @@ def open_walk(
     walker = gl.program_id(0) // n_parts
     walkers = gl.num_programs(0) // n_parts
     steps = gl.cdiv(gl.cdiv(n_rows, SPEC.ROWS) - walker, walkers)
-    part = part_of_row(part_number, part_columns, n_columns, n_valid, SPEC)
+    part = tiles.part_of_row(part_number, part_columns, n_columns, n_valid, SPEC)
     return Walk(
-        Matrix(logits, strides.logits_row, strides.logits_column),
-        Matrix(target, strides.target_row, strides.target_column),
-        Matrix(grad, strides.grad_row, strides.grad_column),
-        allocate(logits.dtype.element_ty, PLACES, LAST_PLACES, SPEC), part, part_number,
-        vocab_start + part.first * column_unit(SPEC), walker, walkers, steps,
-        gl.arange(0, SPEC.ROWS, row_layout(SPEC)), n_rows, vocab_size, ignore_index, mailbox, scales,
+        tiles.Matrix(logits, strides.logits_row, strides.logits_column),
+        tiles.Matrix(target, strides.target_row, strides.target_column),
+        tiles.Matrix(grad, strides.grad_row, strides.grad_column),
+        tiles.allocate(logits.dtype.element_ty, PLACES, LAST_PLACES, SPEC), part, part_number,
+        vocab_start + part.first * layouts.column_unit(SPEC), walker, walkers, steps,
+        gl.arange(0, SPEC.ROWS, layouts.row_layout(SPEC)), n_rows, vocab_size, ignore_index, mailbox, scales,
     )  # fmt: skip
 
 
 @gluon.jit
-def rows_of_step(walk, step, SPEC: gl.constexpr):
+def of_step(walk, step, SPEC: gl.constexpr):
     """Return the rows of a step, int64 (ROWS,). Those from n_rows on do not exist."""
     return ((walk.walker + step * walk.walkers) * SPEC.ROWS + walk.row_in_tile).to(gl.int64)
 
 
 @gluon.jit
-def rows_after(walk, row, STEPS: gl.constexpr, SPEC: gl.constexpr):
+def after(walk, row, STEPS: gl.constexpr, SPEC: gl.constexpr):
     """Return the rows that follow `row` after a number of steps, int64 (ROWS,)."""
     return row + STEPS * walk.walkers * SPEC.ROWS
 
 
-class OwnLabel(NamedTuple):
-    """The label's element of each row, (ROWS,)."""
-
-    local: Any
-    """int64: its column in the part of this program."""
-    held: Any
-    """This program has that column."""
-    logit: Any
-    """fp32: its raw logit where it is held, else 0."""
-
-
 @gluon.jit
-def labels_at(walk, row, SPEC: gl.constexpr):
-    """Load the labels of rows: of a top k the first columns. A row that doesn't exist has the label -1."""
-    if SPEC.TOP_K:
-        return gl.load(walk.target.pointer.indices + row.to(gl.int64) * SPEC.TOP_K, mask=row < walk.n_rows, other=-1)
-    else:
-        return gl.load(walk.target.pointer + row, mask=row < walk.n_rows, other=-1)
-
-
-@gluon.jit
-def load_labels(inputs, walk, row, STEPS: gl.constexpr, SPEC: gl.constexpr):
-    """Load the labels, (ROWS,), of the rows that follow `row` after STEPS steps.
-
-    Rows past the last, and rows with the weight 0, have the label -1. Without labels other rows have any label from 0.
-    """
-    row = rows_after(walk, row, STEPS, SPEC)
-    label = walk.row_in_tile
-    if has_labels(SPEC):
-        label = labels_at(walk, row, SPEC)
-    if inputs.row_weight is not None:
-        label = gl.where(gl.load(inputs.row_weight + row, mask=row < walk.n_rows, other=0.0) == 0.0, -1, label)
-    return label
-
-
-@gluon.jit
-def _columns_of(label, walk):
-    """Labels as columns, int32. -1: the row does not count."""
-    counts = (label != walk.ignore_index) & (label >= 0) & (label < walk.vocab_size)
-    return gl.where(counts, label.to(gl.int32), -1)
-
-
-@gluon.jit
-def rows_that_count(walk, row, label, SPEC: gl.constexpr):
-    """Return which rows have a loss: those that exist, whose labels count and whose weight is not 0."""
-    if has_labels(SPEC):
-        return _columns_of(label, walk) >= 0
-    else:
-        return (row < walk.n_rows) & (label >= 0)
-
-
-@gluon.jit
-def load_own_label(walk, row, label, SPEC: gl.constexpr):
-    """Start to load the logits of labels, (ROWS,). Returns which rows count, and an `OwnLabel`.
-
-    Without labels the latter holds numbers that nothing reads.
-    """
-    if SPEC.TOP_K:
-        return _columns_of(label, walk) >= 0, OwnLabel(row, row, row)
-    elif has_labels(SPEC):
-        logits = walk.logits
-        part = walk.part
-        column = _columns_of(label, walk)
-        local = (column - walk.start).to(gl.int64)
-        counts = column >= 0
-        held = counts & (local >= 0) & (local < part.valid)
-        at = row * (logits.row * column_unit(SPEC)) + (part.first * column_unit(SPEC) + local) * logits.column
-        logit = gl.load(logits.pointer + at, mask=held, other=0.0).to(gl.float32)
-        return counts, OwnLabel(local, held, logit)
-    else:
-        return rows_that_count(walk, row, label, SPEC), OwnLabel(row, row, row)
+def copy_tiles(walk, at, row, label, COUNT: gl.constexpr, SPEC: gl.constexpr):
+    """Start to copy COUNT tiles of rows to their places `at`. Returns which rows count."""
+    counts = targets.rows_that_count(walk, row, label, SPEC)
+    for tile_of_row in gl.static_range(COUNT):
+        tiles.copy_tile(walk, at, row, counts, tile_of_row, tile_of_row, SPEC)
+    return counts
 
 
 @gluon.jit
@@ -161,10 +95,10 @@ def inverse_count(walk, inputs, loss, SPEC: gl.constexpr):
     elif not SPEC.REDUCE:
         return gl.load(loss)
     else:
-        total = gl.zeros([BATCH], gl.float32, flat_layout(SPEC))
+        total = gl.zeros([BATCH], gl.float32, layouts.flat_layout(SPEC))
         for begin in range(0, walk.n_rows, BATCH):
-            row = begin + gl.arange(0, BATCH, flat_layout(SPEC))
-            label = _columns_of(labels_at(walk, row, SPEC), walk)
+            row = begin + gl.arange(0, BATCH, layouts.flat_layout(SPEC))
+            label = targets.columns_of(targets.labels_at(walk, row, SPEC), walk)
             weight = 1.0
             if inputs.row_weight is not None:
                 weight = gl.load(inputs.row_weight + row, mask=row < walk.n_rows, other=0.0)
@@ -176,21 +110,22 @@ def inverse_count(walk, inputs, loss, SPEC: gl.constexpr):
 @gluon.jit
 def load_values(inputs, walk, row, SPEC: gl.constexpr):
     """Start to load the `RowInputs` of rows, (ROWS,) each in `state_layout`."""
-    row = gl.convert_layout(row, state_layout(SPEC))
+    row = gl.convert_layout(row, layouts.state_layout(SPEC))
     return load_inputs(inputs, row, row < walk.n_rows)
 
 
 @gluon.jit
 def complete_rows(walk, step, row, counts, exists, state, teacher, inputs, values, outputs, scale, SPEC: gl.constexpr):
-    """Return the `RowTerms` of the rows of a step, (ROWS,) in `state_layout`. The first part's programs store results.
+    """Return the `RowTerms` of the rows of a step, (ROWS,) in `state_layout`, and their `Factors` if GRAD.
 
-    state: of the whole vocabulary. After its last rows a program arrives: others need not wait for its last gradient.
+    The first part's programs store results. state: of the whole vocabulary. After its last rows a program arrives:
+    others need not wait for its last gradient.
     """
     x_label = gl.fma(state.x_label, walk.scales.logits, 0.0 - reference(state.m))
     softmax = softmax_of_rows(state, x_label, LN_2, SPEC)
     terms = row_terms(softmax, teacher, inputs, values, scale, walk.scales, SPEC)
     if walk.part_number == 0:
-        layout: gl.constexpr = state_layout(SPEC)
+        layout: gl.constexpr = layouts.state_layout(SPEC)
         at = gl.convert_layout(row, layout)
         is_correct = state.x_label * walk.scales.logits >= state.m
         written = at < walk.n_rows
@@ -199,17 +134,20 @@ def complete_rows(walk, step, row, counts, exists, state, teacher, inputs, value
         store_rows(outputs, at, softmax, terms, is_correct, written, gl.convert_layout(counts, layout))
     if SPEC.REDUCE or SPEC.SLOTS > 0:
         if step == walk.steps - 1:
-            barrier()
-            arrive(walk.mailbox.control + 1)
-    return terms
+            ptx.barrier()
+            ptx.arrive(walk.mailbox.control + 1)
+    if SPEC.GRAD:
+        return terms, tiles.gradient_factors(state, terms, counts, SPEC)
+    else:
+        return terms, state
 
 
 @gluon.jit
 def _sum_of_losses(row_loss, n_rows, SPEC: gl.constexpr):
     """Sum the row losses that all programs have stored, in one order."""
-    total = gl.zeros([BATCH], gl.float32, flat_layout(SPEC))
+    total = gl.zeros([BATCH], gl.float32, layouts.flat_layout(SPEC))
     for begin in range(0, n_rows, BATCH):
-        row = begin + gl.arange(0, BATCH, flat_layout(SPEC))
+        row = begin + gl.arange(0, BATCH, layouts.flat_layout(SPEC))
         total += gl.load(row_loss + row, mask=row < n_rows, other=0.0, volatile=True)
     return gl.sum(total, axis=0)
 
@@ -221,11 +159,11 @@ def finish(walk, row_losses, loss, epoch, inverse, SPEC: gl.constexpr):
     It waits for programs that do not wait for it. Copies of rows past the last one are under way: they must end before
     the compiler reuses the shared memory.
     """
-    await_copies(0)
+    ptx.await_copies(0)
     if SPEC.REDUCE or SPEC.SLOTS > 0:
         if gl.program_id(0) == gl.num_programs(0) - 1:
-            await_arrivals(walk.mailbox.control + 1, gl.num_programs(0))
-            barrier()
+            ptx.await_arrivals(walk.mailbox.control + 1, gl.num_programs(0))
+            ptx.barrier()
             if SPEC.REDUCE:
                 gl.store(loss, _sum_of_losses(row_losses, walk.n_rows, SPEC) * (walk.scales.total * inverse))
             gl.store(walk.mailbox.control + 1, 0)

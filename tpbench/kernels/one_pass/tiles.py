@@ -6,33 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from tpbench.kernels.one_pass.layouts import (
-    column_unit,
-    has_labels,
-    inside_softmax,
-    is_tensor,
-    is_whole,
-    keeps_raw,
-    repeats,
-    row_layout,
-    row_to_thread,
-    row_to_tile,
-    thread_layout,
-    thread_shape,
-    tile_layout,
-    units_before,
-    vectors_and_places,
-)
-from tpbench.kernels.one_pass.ptx import (
-    await_copies,
-    barrier,
-    copy_to_shared,
-    exp2,
-    keep_vectors,
-    multiply_nonzero,
-    opaque_zero,
-)
-from tpbench.kernels.one_pass.state import INF, LOG2_E, exponents, mixture_shift, over_mixture, tile_state
+from tpbench.kernels.one_pass import layouts, ptx, states
 from tpbench.kernels.row_terms import LN_2, merge_two, reference
 
 
@@ -69,20 +43,10 @@ class Shared(NamedTuple):
 @gluon.jit
 def part_of_row(number, part_columns, n_columns, n_valid, SPEC: gl.constexpr):
     """Return the `Part` of a number. part_columns: units of a part."""
-    UNIT: gl.constexpr = column_unit(SPEC)
+    UNIT: gl.constexpr = layouts.column_unit(SPEC)
     first = number * part_columns
     width = gl.minimum(n_columns - first * UNIT, part_columns * UNIT)
-    valid = gl.minimum(n_valid - first * UNIT, width)
-    if SPEC.ALIGNED:
-        extent = width // SPEC.VECTOR
-    else:
-        extent = width
-    return Part(first, extent, valid)
-
-
-@gluon.constexpr_function
-def _places_shape(places, repeats_of_tile, spec):
-    return [places, spec.ROWS, repeats_of_tile, spec.LANES, spec.VECTOR]
+    return Part(first, width // UNIT, gl.minimum(n_valid - first * UNIT, width))
 
 
 @gluon.jit
@@ -90,12 +54,13 @@ def _allocate_tiles(element: gl.constexpr, PLACES: gl.constexpr, LAST_PLACES: gl
     """Allocate the tiles of one matrix."""
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
     HELD: gl.constexpr = SPEC.TILES - 1 - SPEC.WHOLE
-    places: gl.constexpr = _places_shape(PLACES, SPEC.REPEATS, SPEC)
-    last: gl.constexpr = _places_shape(LAST_PLACES, SPEC.REPEATS if SPEC.WHOLE else SPEC.LAST_REPEATS, SPEC)
+    shape: gl.constexpr = [PLACES, SPEC.ROWS, SPEC.REPEATS, SPEC.LANES, SPEC.VECTOR]
+    LAST_REPEATS: gl.constexpr = SPEC.REPEATS if SPEC.WHOLE else SPEC.LAST_REPEATS
+    last_shape: gl.constexpr = [LAST_PLACES, SPEC.ROWS, LAST_REPEATS, SPEC.LANES, SPEC.VECTOR]
     shared = ()
     for _ in gl.static_range(HELD):
-        shared = shared + (gl.allocate_shared_memory(element, places, flat),)
-    return shared + (gl.allocate_shared_memory(element, last, flat),)
+        shared = shared + (gl.allocate_shared_memory(element, shape, flat),)
+    return shared + (gl.allocate_shared_memory(element, last_shape, flat),)
 
 
 @gluon.jit
@@ -105,7 +70,7 @@ def allocate(element: gl.constexpr, PLACES: gl.constexpr, LAST_PLACES: gl.conste
     Each tile has PLACES places but for the last one, which has LAST_PLACES. With WHOLE the first tile shares its place.
     """
     x = _allocate_tiles(element, PLACES, LAST_PLACES, SPEC)
-    if has_labels(SPEC):
+    if layouts.has_labels(SPEC):
         return Shared(x, x)
     else:
         return Shared(x, _allocate_tiles(element, PLACES, LAST_PLACES, SPEC))
@@ -115,10 +80,10 @@ def allocate(element: gl.constexpr, PLACES: gl.constexpr, LAST_PLACES: gl.conste
 def _place_of(shared, at, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
     """Return the memory of a tile, (ROWS, REPEATS, LANES, VECTOR), at one of its places."""
     place = shared.index(at)
-    if place.shape[1] == repeats(tile_of_row, SPEC):
+    if place.shape[1] == layouts.repeats(tile_of_row, SPEC):
         return place
     else:
-        return place.slice(0, repeats(tile_of_row, SPEC), dim=1)
+        return place.slice(0, layouts.repeats(tile_of_row, SPEC), dim=1)
 
 
 @gluon.jit
@@ -128,28 +93,28 @@ def _addresses(matrix, row, part, tile_of_row: gl.constexpr, SPEC: gl.constexpr)
     ALIGNED: strides and the first column are in vectors, so that the compiler knows that the address of each vector is
     a multiple of its size.
     """
-    vector, place = vectors_and_places(tile_of_row, SPEC)
-    first = part.first + units_before(tile_of_row, SPEC)
+    vector, place = layouts.vectors_and_places(tile_of_row, SPEC)
+    first = part.first + layouts.units_before(tile_of_row, SPEC)
     if SPEC.ALIGNED:
         return (
             matrix.pointer
-            + (row_to_tile(row, SPEC) * matrix.row + first) * SPEC.VECTOR
+            + (layouts.row_to_tile(row, SPEC) * matrix.row + first) * SPEC.VECTOR
             + (vector * SPEC.VECTOR + place)
         )
     else:
         column = first + (vector * SPEC.VECTOR + place).to(gl.int64)
-        return matrix.pointer + row_to_tile(row, SPEC) * matrix.row + column * matrix.column
+        return matrix.pointer + layouts.row_to_tile(row, SPEC) * matrix.row + column * matrix.column
 
 
 @gluon.jit
 def _existing(rows, part, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
     """Return which elements of a tile exist, (ROWS, REPEATS, LANES, VECTOR): all of `rows` in a whole tile."""
-    vector, place = vectors_and_places(tile_of_row, SPEC)
-    rows = row_to_tile(rows, SPEC)
-    if is_whole(tile_of_row, SPEC):
+    vector, place = layouts.vectors_and_places(tile_of_row, SPEC)
+    rows = layouts.row_to_tile(rows, SPEC)
+    if layouts.is_whole(tile_of_row, SPEC):
         return rows & (vector >= 0) & (place >= 0)
     else:
-        extent = part.extent - units_before(tile_of_row, SPEC) + opaque_zero()
+        extent = part.extent - layouts.units_before(tile_of_row, SPEC) + ptx.opaque_zero()
         return rows & (vector < extent) & (place >= 0)
 
 
@@ -157,7 +122,7 @@ def _existing(rows, part, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
 def _copy_one(shared, matrix, row, inside, part, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
     pointer = _addresses(matrix, row, part, tile_of_row, SPEC)
     if SPEC.ALIGNED:
-        copy_to_shared(shared, pointer, mask=inside)
+        ptx.copy_to_shared(shared, pointer, mask=inside)
     else:
         shared.store(gl.load(pointer, mask=inside, other=0.0))
 
@@ -173,7 +138,7 @@ def copy_tile(walk, at, row, counts, tile_of_row: gl.constexpr, HELD: gl.constex
     inside = _existing(counts, part, tile_of_row, SPEC)
     to = _place_of(shared.x[HELD], at, tile_of_row, SPEC)
     _copy_one(to, walk.logits, row, inside, part, tile_of_row, SPEC)
-    if not has_labels(SPEC):
+    if not layouts.has_labels(SPEC):
         to = _place_of(shared.t[HELD], at, tile_of_row, SPEC)
         _copy_one(to, walk.target, row, inside, part, tile_of_row, SPEC)
     async_copy.commit_group()
@@ -181,16 +146,16 @@ def copy_tile(walk, at, row, counts, tile_of_row: gl.constexpr, HELD: gl.constex
 
 @gluon.jit
 def _load_one(shared, at, part, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
-    values = _place_of(shared, at, tile_of_row, SPEC).load(tile_layout(SPEC))
-    if not is_whole(tile_of_row, SPEC):
-        vector, _place = vectors_and_places(tile_of_row, SPEC)
-        valid = part.valid - units_before(tile_of_row, SPEC) * column_unit(SPEC) + opaque_zero()
+    values = _place_of(shared, at, tile_of_row, SPEC).load(layouts.tile_layout(SPEC))
+    if not layouts.is_whole(tile_of_row, SPEC):
+        vector, _place = layouts.vectors_and_places(tile_of_row, SPEC)
+        valid = part.valid - layouts.units_before(tile_of_row, SPEC) * layouts.column_unit(SPEC) + ptx.opaque_zero()
         if SPEC.PADDED or not SPEC.ALIGNED:
-            inside = inside_softmax(values, part.valid, tile_of_row, SPEC)
-            values = gl.where(inside, values, gl.full_like(values, -INF))
+            inside = layouts.inside_softmax(values, part.valid, tile_of_row, SPEC)
+            values = gl.where(inside, values, gl.full_like(values, -states.INF))
         else:
             inside = gl.where(vector * SPEC.VECTOR < valid, 1, 0) + gl.zeros_like(values).to(gl.int32)
-            values = keep_vectors(values, inside)
+            values = ptx.keep_vectors(values, inside)
     return values
 
 
@@ -203,7 +168,7 @@ def load_tile(walk, at, tile_of_row: gl.constexpr, HELD: gl.constexpr, SPEC: gl.
     part = walk.part
     shared = walk.shared
     x = _load_one(shared.x[HELD], at, part, tile_of_row, SPEC)
-    if has_labels(SPEC):
+    if layouts.has_labels(SPEC):
         return x, x
     else:
         return x, _load_one(shared.t[HELD], at, part, tile_of_row, SPEC)
@@ -216,10 +181,10 @@ def reduce_tiles(state, walk, at, BEGIN: gl.constexpr, END: gl.constexpr, LATER:
     LATER: groups of copies that were started after the last of these tiles.
     """
     for tile_of_row in gl.static_range(BEGIN, END):
-        await_copies(END - 1 - tile_of_row + LATER)
+        ptx.await_copies(END - 1 - tile_of_row + LATER)
         x, t = load_tile(walk, at, tile_of_row, tile_of_row, SPEC)
-        tile = tile_state(x, t, walk.part.valid, tile_of_row, walk.scales, SPEC)
-        state = merge_two(state, tile.state, exp2, SPEC)
+        tile = states.tile_state(x, t, walk.part.valid, tile_of_row, walk.scales, SPEC)
+        state = merge_two(state, tile.state, ptx.exp2, SPEC)
     return state
 
 
@@ -250,7 +215,7 @@ class Factors(NamedTuple):
     reference_t: Any
     """(ROWS, 1): the reference of the exponents of target logits."""
     shift: Any
-    """(ROWS, 1): for jsd `state.mixture_shift`."""
+    """(ROWS, 1): for jsd `states.mixture_shift`."""
     factor: Any
     """(ROWS, LANES): all scales over the sum of exponentials. 0 for rows that do not count."""
     second: Any
@@ -263,7 +228,7 @@ class Factors(NamedTuple):
 @gluon.jit
 def _by_row(values, counts, SPEC: gl.constexpr):
     """Convert to `row_layout`, with 0 for rows that do not count. With a softcap four times as large."""
-    values = gl.where(counts, gl.convert_layout(values, row_layout(SPEC)), 0.0)
+    values = gl.where(counts, gl.convert_layout(values, layouts.row_layout(SPEC)), 0.0)
     if SPEC.SOFTCAP > 0:
         values *= 4.0
     return values
@@ -272,8 +237,8 @@ def _by_row(values, counts, SPEC: gl.constexpr):
 @gluon.jit
 def _by_element(values, SPEC: gl.constexpr):
     """(ROWS,) to (ROWS, 1, LANES, 1)."""
-    zero = gl.zeros(thread_shape(SPEC), gl.float32, thread_layout(SPEC))
-    return (zero + row_to_thread(values, SPEC))[:, None, :, None]
+    zero = layouts.zeros_by_thread(SPEC)
+    return (zero + layouts.row_to_thread(values, SPEC))[:, None, :, None]
 
 
 @gluon.jit
@@ -286,30 +251,30 @@ def gradient_factors(state, terms, counts, SPEC: gl.constexpr):
         factor = terms.on_p * LN_2 / state.s
     else:
         factor = terms.on_p / state.s
-    row_reference = gl.convert_layout(reference(state.m), row_layout(SPEC))
+    row_reference = gl.convert_layout(reference(state.m), layouts.row_layout(SPEC))
     row_factor = _by_row(factor, counts, SPEC)
     row_target = terms.on_target
-    if is_tensor(row_target.type):
-        row_target = gl.convert_layout(row_target, row_layout(SPEC))
+    if row_target.type.is_block():
+        row_target = gl.convert_layout(row_target, layouts.row_layout(SPEC))
     if SPEC.SOFTCAP > 0:
         row_target *= 4.0
-    zero = gl.zeros(thread_shape(SPEC), gl.float32, thread_layout(SPEC))
-    reference_x = row_to_thread(row_reference, SPEC)
-    factor = zero + row_to_thread(row_factor, SPEC)
+    zero = layouts.zeros_by_thread(SPEC)
+    reference_x = layouts.row_to_thread(row_reference, SPEC)
+    factor = zero + layouts.row_to_thread(row_factor, SPEC)
     reference_t = reference_x
     shift = reference_x
     second = factor
-    if not has_labels(SPEC):
-        reference_t = row_to_thread(reference(state.m_t), SPEC)
+    if not layouts.has_labels(SPEC):
+        reference_t = layouts.row_to_thread(reference(state.m_t), SPEC)
         if SPEC.LOSS == "jsd":
-            shift = row_to_thread(mixture_shift(state), SPEC)
+            shift = layouts.row_to_thread(states.mixture_shift(state), SPEC)
         if SPEC.LOSS == "reverse_kl" or SPEC.LOSS == "jsd":
-            second = zero + row_to_thread(terms.on_target * LOG2_E, SPEC)
+            second = zero + layouts.row_to_thread(terms.on_target * states.LOG2_E, SPEC)
         else:
             on_target = (0.0 - terms.on_target) / state.s_t
             if SPEC.SOFTCAP > 0:
                 on_target *= 4.0
-            second = zero + row_to_thread(on_target, SPEC)
+            second = zero + layouts.row_to_thread(on_target, SPEC)
     row_options = OptionFactors(row_factor, row_factor, row_factor)
     options = OptionFactors(factor, factor, factor)
     if SPEC.SMOOTHED or SPEC.ENTROPY_GRAD:
@@ -329,20 +294,20 @@ def gradient_factors(state, terms, counts, SPEC: gl.constexpr):
 def _store_gradient(walk, g, row, exists, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
     """Store the gradient of a tile, (ROWS, REPEATS, LANES, VECTOR) in fp32."""
     part = walk.part
-    if SPEC.PADDED and not is_whole(tile_of_row, SPEC):
-        vector, place = vectors_and_places(tile_of_row, SPEC)
+    if SPEC.PADDED and not layouts.is_whole(tile_of_row, SPEC):
+        vector, place = layouts.vectors_and_places(tile_of_row, SPEC)
         column = (vector * SPEC.VECTOR + place) + gl.zeros_like(g).to(gl.int32)
-        g = gl.where(column < part.valid - units_before(tile_of_row, SPEC) * column_unit(SPEC), g, 0.0)
+        g = gl.where(column < part.valid - layouts.units_before(tile_of_row, SPEC) * layouts.column_unit(SPEC), g, 0.0)
     inside = _existing(exists, part, tile_of_row, SPEC)
     to = _addresses(walk.grad, row, part, tile_of_row, SPEC)
     gl.store(to, g.to(walk.grad.pointer.dtype.element_ty), mask=inside)
 
 
 @gluon.jit
-def _times_factor(exp_x, x, factor, options, SPEC: gl.constexpr):
+def times_factor(exp_x, x, factor, options, SPEC: gl.constexpr):
     """Exponentials times their factor. x: the exponents. options: `OptionFactors`."""
     if SPEC.ENTROPY_GRAD:
-        g = multiply_nonzero(exp_x, gl.fma(x, options.entropy, factor + options.offset))
+        g = ptx.multiply_nonzero(exp_x, gl.fma(x, options.entropy, factor + options.offset))
         if SPEC.SMOOTHED:
             g -= options.column
         return g
@@ -355,17 +320,17 @@ def _times_factor(exp_x, x, factor, options, SPEC: gl.constexpr):
 @gluon.jit
 def store_from_registers(walk, tile, factors, row, exists, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
     """Store the gradient of a tile in registers (`TileState`), whose exponentials are relative to each thread's m."""
-    if keeps_raw(SPEC):
+    if layouts.keeps_raw(SPEC):
         store_from_logits(walk, (tile.exp_x, tile.other), factors, row, exists, tile_of_row, SPEC)
     else:
-        factor = exp2(tile.state.m - factors.reference) * factors.factor
-        g = _times_factor(tile.exp_x, tile.exp_x, factor[:, None, :, None], factors.options, SPEC)
+        factor = ptx.exp2(tile.state.m - factors.reference) * factors.factor
+        g = times_factor(tile.exp_x, tile.exp_x, factor[:, None, :, None], factors.options, SPEC)
         if SPEC.LOSS == "reverse_kl":
             shift_x = reference(tile.state.m) - factors.reference
             shift_t = reference(tile.state.m_t) - factors.reference_t
-            g = multiply_nonzero(g, tile.other + (shift_x - shift_t - factors.second)[:, None, :, None])
-        elif not has_labels(SPEC):
-            factor_t = exp2(tile.state.m_t - factors.reference_t) * factors.second
+            g = ptx.multiply_nonzero(g, tile.other + (shift_x - shift_t - factors.second)[:, None, :, None])
+        elif not layouts.has_labels(SPEC):
+            factor_t = ptx.exp2(tile.state.m_t - factors.reference_t) * factors.second
             g = gl.fma(tile.other, factor_t[:, None, :, None], g)
         _store_gradient(walk, g, row, exists, tile_of_row, SPEC)
 
@@ -373,56 +338,47 @@ def store_from_registers(walk, tile, factors, row, exists, tile_of_row: gl.const
 @gluon.jit
 def store_from_logits(walk, raw, factors, row, exists, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
     """Store the gradient of a tile of raw logits and target logits, `raw`, (ROWS, REPEATS, LANES, VECTOR) each."""
-    x, slope = exponents(raw[0], walk.scales.logits, factors.reference[:, None, :, None], SPEC.SOFTCAP)
-    g = exp2(x)
+    x, slope = states.exponents(raw[0], walk.scales.logits, factors.reference[:, None, :, None], SPEC.SOFTCAP)
+    g = ptx.exp2(x)
     factor = factors.factor[:, None, :, None]
     options = factors.options
-    if has_labels(SPEC):
-        g = _times_factor(g, x, factor, options, SPEC)
+    if layouts.has_labels(SPEC):
+        g = times_factor(g, x, factor, options, SPEC)
     else:
-        t, _ = exponents(raw[1], walk.scales.target, factors.reference_t[:, None, :, None], SPEC.TARGET_SOFTCAP)
+        t, _ = states.exponents(raw[1], walk.scales.target, factors.reference_t[:, None, :, None], SPEC.TARGET_SOFTCAP)
         if SPEC.LOSS == "reverse_kl" or SPEC.LOSS == "jsd":
             # The mean joins as a term: subtracted from a large reference it would lose that reference's last bits.
             offset = 0.0 - factors.factor * factors.second
             difference = x - t
             if SPEC.LOSS == "jsd":
-                difference, _, _, _ = over_mixture(x, t + factors.shift[:, None, :, None], SPEC)
+                difference, _, _, _ = states.over_mixture(x, t + factors.shift[:, None, :, None], SPEC)
                 difference = 0.0 - difference
             of_row = gl.fma(difference, factor, offset[:, None, :, None])
             if SPEC.ENTROPY_GRAD:
                 of_row += gl.fma(x, options.entropy, options.offset)
-            g = multiply_nonzero(g, of_row)
+            g = ptx.multiply_nonzero(g, of_row)
         else:
-            g = gl.fma(exp2(t), factors.second[:, None, :, None], _times_factor(g, x, factor, options, SPEC))
+            g = gl.fma(ptx.exp2(t), factors.second[:, None, :, None], times_factor(g, x, factor, options, SPEC))
     if SPEC.SOFTCAP > 0:
         g *= slope
     _store_gradient(walk, g, row, exists, tile_of_row, SPEC)
 
 
 @gluon.jit
-def store_and_copy(walk, at, factors, row, exists, copied_row, copied, SPEC: gl.constexpr):
-    """Store the gradient of all tiles of rows at place `at`, and start to copy those of other rows to their places."""
-    TILES: gl.constexpr = SPEC.TILES
-    for tile_of_row in gl.static_range(TILES):
+def store_and_copy(
+    walk, at, factors, row, exists, copied_row, copied, held, next_at, COUNT: gl.constexpr, AHEAD: gl.constexpr,
+    SPEC: gl.constexpr,
+):  # fmt: skip
+    """Store the gradient of COUNT tiles of rows at place `at`, and start to copy those of other rows to their places.
+
+    Returns the state `held` of the rows at place `next_at`, into which it merges their tiles from AHEAD on.
+    """
+    for tile_of_row in gl.static_range(COUNT):
         if SPEC.GRAD:
             raw = load_tile(walk, at, tile_of_row, tile_of_row, SPEC)
         copy_tile(walk, at, copied_row, copied, tile_of_row, tile_of_row, SPEC)
         if SPEC.GRAD:
             store_from_logits(walk, raw, factors, row, exists, tile_of_row, SPEC)
-
-
-@gluon.jit
-def store_at_label(walk, label, factors, row, exists, SPEC: gl.constexpr):
-    """Store the gradient of the label's own element again, (ROWS,): cheaper than to compare every column with it."""
-    if has_labels(SPEC):
-        grad = walk.grad
-        x, slope = exponents(label.logit, walk.scales.logits, factors.row_reference, SPEC.SOFTCAP)
-        at_label = _times_factor(exp2(x), x, factors.row_factor, factors.row_options, SPEC) - factors.row_target
-        if SPEC.SOFTCAP > 0:
-            at_label *= slope
-        at = row * (grad.row * column_unit(SPEC)) + (walk.part.first * column_unit(SPEC) + label.local) * grad.column
-        held = label.held
-        if SPEC.YIELDS:
-            held = held & exists
-        barrier()
-        gl.store(grad.pointer + at, at_label.to(grad.pointer.dtype.element_ty), mask=held)
+        if tile_of_row >= AHEAD:
+            held = reduce_tiles(held, walk, next_at, tile_of_row, tile_of_row + 1, COUNT + 1, SPEC)
+    return held

@@ -29,11 +29,14 @@ LINE_VECTORS = 8
 """Vectors of 16 bytes in a cache line. Parts begin at whole lines, if rows do."""
 
 
+Kernel = Literal["one_pass", "whole_row", "shared_rows", "mixture"]
+"""`kernels` and `shared_rows` explain them."""
+
+
 class Shape(NamedTuple):
     """The kernel for rows of a width, and what it needs of a multiprocessor."""
 
-    kernel: Literal["one_pass", "whole_row", "shared_rows", "mixture"]
-    """`kernels` and `mixture` explain them."""
+    kernel: Kernel
     block: int
     """Columns of a tile, but for the last one."""
     tile_columns: int
@@ -48,7 +51,7 @@ class Shape(NamedTuple):
 class Tiling:
     """The shape of tiles and how programs share them. The width and alignment of a shard may make it differ by rank."""
 
-    kernel: Literal["one_pass", "whole_row", "shared_rows", "mixture"]
+    kernel: Kernel
     rows: int
     repeats: int
     last_repeats: int
@@ -145,19 +148,15 @@ def _shape(
     programs_per_sm = 2 if short and limits.shared_bytes >= 2 * (7 * smallest_tile + RESERVED_BYTES) else 1
     # Instructions limit the speed. Fewer warps repeat fewer of those that each warp executes once per row.
     warps = 8 if world_size > 1 or short or padded > 4 * full else 16
-    block = full
+    tiles, block = 4, full
     if world_size > 1:
-        tiles, block = 4, full // programs_per_sm  # three hide the exchange
+        block = full // programs_per_sm  # three tiles hide the exchange
     elif short and padded <= full:
         tiles, block = (2, full // 2) if options else (1, full)
-    elif padded <= 4 * full:
+    elif padded <= 2 * full:
         tiles = 2
-        if padded > 2 * full and options:
-            tiles = 4
-        elif padded > 2 * full:
-            block = 2 * full  # a row that just fits: nothing to exchange
-    else:
-        tiles = 4
+    elif padded <= 4 * full and not options:
+        tiles, block = 2, 2 * full  # a row that just fits: nothing to exchange
     while (2 * tiles - 1) * block * column_bytes > bytes_of_tiles(programs_per_sm):
         block //= 2
     tile_columns, block = block, min(block, cap, padded // tiles)

@@ -32,7 +32,7 @@ def statistics_kernel(
     logits, target, statistics, row_weight, temperature, n_rows, strides, shard, scales, SPEC: tl.constexpr
 ):
     """Write the numbers of the shard's state that the loss needs to `statistics`, (numbers, n_rows) fp32."""
-    row, exists, counts, label = rows_of_program(target, row_weight, n_rows, shard.vocab_size, shard.ignore_index, SPEC)
+    row, exists, counts, label = rows_of_program(target, row_weight, n_rows, shard, SPEC)
     scales = scales_of_rows(scales, temperature, row, exists)
     state = shard_state(logits, target, row, counts, label, strides, shard, scales, SPEC)
     numbers = numbers_of(state, SPEC)
@@ -55,9 +55,7 @@ def mixture_kernel(
     SPEC: tl.constexpr,
 ):  # fmt: skip
     """Store the shard's part of KL(p || mixture) and KL(q || mixture) of each row to `divergences`, (2, n_rows)."""
-    row, exists, counts, _label = rows_of_program(
-        target, row_weight, n_rows, shard.vocab_size, shard.ignore_index, SPEC
-    )
+    row, exists, counts, _label = rows_of_program(target, row_weight, n_rows, shard, SPEC)
     state = gathered_state(gathered, row, exists, n_rows, world_size, WIDTH, SPEC)
     softmax = softmax_of_rows(state, state.m, 1.0, SPEC)
     of_p = state.s * 0.0
@@ -85,9 +83,7 @@ def row_loss_kernel(
     This is a separate kernel, and none of its arguments differs between ranks. If it were compiled for each shard, the
     compiler could contract the arithmetic to other multiply-adds, and the ranks' losses would differ in the last bit.
     """
-    row, exists, counts, _label = rows_of_program(
-        target, inputs.row_weight, n_rows, shard.vocab_size, shard.ignore_index, SPEC
-    )
+    row, exists, counts, _label = rows_of_program(target, inputs.row_weight, n_rows, shard, SPEC)
     state = gathered_state(gathered, row, exists, n_rows, world_size, WIDTH, SPEC)
     softmax = softmax_of_rows(state, state.x_label - reference(state.m), 1.0, SPEC)
     teacher = None
@@ -108,9 +104,7 @@ def loss_and_gradient_kernel(
     the state, and the pass for the gradient finds the row in the cache. inverse_count: a factor on the gradient in
     memory, or None. grad: None for the loss alone. It may be the logits: each element is read before it is written.
     """
-    row, exists, counts, label = rows_of_program(
-        target, inputs.row_weight, n_rows, shard.vocab_size, shard.ignore_index, SPEC
-    )
+    row, exists, counts, label = rows_of_program(target, inputs.row_weight, n_rows, shard, SPEC)
     scales = scales_of_rows(scales, inputs.row_temperature, row, exists)
     if gathered is None:
         state = shard_state(logits, target, row, counts, label, strides, shard, scales, SPEC)

@@ -67,8 +67,8 @@ def launch(loss: RowLoss, logits: Tensor, target: KernelTarget, rows: Rows) -> L
     of_grad = (0, 0) if grad is None else grad.stride()
     shard = Shard(vocabulary.valid, vocabulary.start, vocabulary.size, loss.ignore_index)
     scales = loss.scales(rows.mean if objective is None else 1.0)
-    spec = _spec(loss, rows, tile_rows)._replace(
-        BLOCK=block, SOFTCAP=loss.softcap or 0.0, TARGET_SOFTCAP=loss.target_softcap or 0.0,
+    spec = TwoPassSpec(
+        **loss.constants(rows.outputs.entropy is not None), ROWS=tile_rows, BLOCK=block,
         WIDE=is_wide(columns, block, logits.stride(), of_target, of_grad),
         TEMPERATURES=rows.inputs.row_temperature is not None,
     )  # fmt: skip
@@ -128,19 +128,11 @@ def losses_of_statistics(loss: RowLoss, gathered: Tensor, target: KernelTarget, 
     block = max(1, (_INTERPRETED_TILE // 256 if INTERPRETED else 128) // max(1, loss.top[1] // 16))
     # No argument differs between ranks: the shard's columns don't matter here.
     shard = Shard(0, 0, loss.vocabulary.size, loss.ignore_index)
-    cached_launch(row_loss_kernel, WIDTH=width, SPEC=_spec(loss, rows, block))(
+    spec = TwoPassSpec(**loss.constants(rows.outputs.entropy is not None), ROWS=block)
+    cached_launch(row_loss_kernel, WIDTH=width, SPEC=spec)(
         -(-n_rows // block), (target, gathered, rows.inputs, rows.outputs), (n_rows, world_size, shard),
         loss.scales(rows.mean),
     )  # fmt: skip
-
-
-def _spec(loss: RowLoss, rows: Rows, tile_rows: int) -> TwoPassSpec:
-    """Return the constants of a kernel for tiles of so many rows."""
-    top: dict[str, Any] = dict(zip(("TOP_K", "TOP_BLOCK", "TOP_LOSS", "BUCKET"), loss.top, strict=True))
-    entropy = rows.outputs.entropy is not None
-    return TwoPassSpec(
-        loss.formula, loss.label_smoothing > 0, entropy, loss.z_loss > 0, tile_rows, BETA=loss.beta, **top
-    )
 
 
 def tile(rows: int, block: int, top_block: int = 0) -> tuple[int, dict[str, int]]:

@@ -102,7 +102,7 @@ def label_counts(label, vocab_size, ignore_index):
 
 
 @triton.jit
-def rows_of_program(target, row_weight, n_rows, vocab_size, ignore_index, SPEC: tl.constexpr):
+def rows_of_program(target, row_weight, n_rows, shard, SPEC: tl.constexpr):
     """The rows of this program, (ROWS,): int64 indices, which of them exist, which of them count, and their labels."""
     row = tl.program_id(0).to(tl.int64) * SPEC.ROWS + tl.arange(0, SPEC.ROWS)
     exists = row < n_rows
@@ -113,7 +113,7 @@ def rows_of_program(target, row_weight, n_rows, vocab_size, ignore_index, SPEC: 
             label = tl.load(target.indices + row * SPEC.TOP_K, mask=exists, other=-1).to(tl.int64)
         else:
             label = tl.load(target + row, mask=exists, other=-1).to(tl.int64)
-        counts = exists & label_counts(label, vocab_size, ignore_index)
+        counts = exists & label_counts(label, shard.vocab_size, shard.ignore_index)
     if row_weight is not None:
         counts = counts & (tl.load(row_weight + row, mask=exists, other=0.0) != 0.0)
     return row, exists, counts, label
@@ -133,10 +133,10 @@ def no_columns(row, SPEC: tl.constexpr):
     """The state of no columns. A merge with it changes no state."""
     zero = row.to(tl.float32) * 0.0
     nothing = zero - float("inf")
+    x_label_or_maximum = zero
     if SPEC.LOSS != "cross_entropy" or SPEC.TOP_K:
-        return state_of((nothing, zero, nothing, zero, zero, zero, zero), SPEC)
-    else:
-        return state_of((nothing, zero, zero, zero, zero, zero), SPEC)
+        x_label_or_maximum = nothing
+    return state_of((nothing, zero, x_label_or_maximum, zero, zero, zero, zero), SPEC)
 
 
 @triton.jit

@@ -16,18 +16,7 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tpbench.kernels.one_pass.layouts import (
-    has_labels,
-    inside_softmax,
-    is_whole,
-    keeps_raw,
-    repeats,
-    state_layout,
-    thread_layout,
-    thread_shape,
-    warp_states_layout,
-)
-from tpbench.kernels.one_pass.ptx import exp2, log2, max_in_thread, sigmoids, sum_products_in_thread, to_fp32
+from tpbench.kernels.one_pass import layouts, ptx
 from tpbench.kernels.row_terms import State, numbers_of, reference, shifted, state_of, weigh
 
 INF = gl.constexpr(float("inf"))
@@ -78,10 +67,10 @@ def exponents(values, scale, reference, SOFTCAP: gl.constexpr):
     SOFTCAP * tanh(u) is SOFTCAP * (1 - 2 r) with the sigmoid r = 1 / (1 + exp(2 u)), and its slope is 4 (r - r^2).
     """
     if SOFTCAP > 0:
-        r = sigmoids(to_fp32(values), 2.0 * LOG2_E / SOFTCAP)
+        r = ptx.sigmoids(ptx.to_fp32(values), 2.0 * LOG2_E / SOFTCAP)
         return gl.fma(r, scale * (-2.0 * SOFTCAP), scale * SOFTCAP - reference), gl.fma(0.0 - r, r, r)
     else:
-        return gl.fma(to_fp32(values), scale, 0.0 - reference), reference
+        return gl.fma(ptx.to_fp32(values), scale, 0.0 - reference), reference
 
 
 @gluon.jit
@@ -100,16 +89,16 @@ def over_mixture(x, t, SPEC: gl.constexpr):
     t = gl.maximum(t, -1e30)
     difference = t - x
     above = gl.maximum(difference, 0.0)
-    ratio = exp2(0.0 - gl.abs(difference))
+    ratio = ptx.exp2(0.0 - gl.abs(difference))
     weight = gl.where(difference > 0.0, SPEC.BETA, 1.0 - SPEC.BETA)
-    base = log2(gl.fma(ratio, 1.0 - weight, weight))
+    base = ptx.log2(gl.fma(ratio, 1.0 - weight, weight))
     return base + above, base + (above - difference), ratio, gl.maximum(x, t)
 
 
 @gluon.jit
 def _largest_exponent(values, scale, SOFTCAP: gl.constexpr):
     """The largest exponent of each thread, (ROWS, LANES), of raw logits (ROWS, REPEATS, LANES, VECTOR)."""
-    largest = max_in_thread(values)
+    largest = ptx.max_in_thread(values)
     if SOFTCAP > 0:
         largest, _ = exponents(largest, 1.0, 0.0, SOFTCAP)
     return largest * scale
@@ -124,7 +113,7 @@ def _sum_in_thread(values):
 @gluon.jit
 def no_columns(SPEC: gl.constexpr):
     """The state by thread, (ROWS, LANES), of no columns."""
-    zero = gl.zeros(thread_shape(SPEC), gl.float32, thread_layout(SPEC))
+    zero = layouts.zeros_by_thread(SPEC)
     nothing = zero - INF
     return _state(nothing, zero, nothing, nothing, zero, zero, zero)
 
@@ -136,7 +125,7 @@ def tile_state(x, t, valid, tile_of_row: gl.constexpr, scales, SPEC: gl.constexp
     valid: columns of the part that belong to the softmax. A cap makes numbers of the -inf in all others.
     Returns a `TileState`. With labels its x_label is not x[label], and `other` is unused.
     """
-    WHOLE: gl.constexpr = is_whole(tile_of_row, SPEC)
+    WHOLE: gl.constexpr = layouts.is_whole(tile_of_row, SPEC)
     raw_x = x
     raw_t = t
     m = _largest_exponent(x, scales.logits, SPEC.SOFTCAP)
@@ -144,44 +133,44 @@ def tile_state(x, t, valid, tile_of_row: gl.constexpr, scales, SPEC: gl.constexp
     s_t = m
     a = m
     if SPEC.SMOOTHED:
-        s_t = gl.full_like(m, repeats(tile_of_row, SPEC) * SPEC.VECTOR)
+        s_t = gl.full_like(m, layouts.repeats(tile_of_row, SPEC) * SPEC.VECTOR)
         a = x
         if not WHOLE:
-            inside = inside_softmax(x, valid, tile_of_row, SPEC)
+            inside = layouts.inside_softmax(x, valid, tile_of_row, SPEC)
             s_t = _sum_in_thread(gl.where(inside, 1.0, 0.0))
             a = gl.where(inside, x, 0.0)
         a = _sum_in_thread(a)
-    exp_x = exp2(x)
+    exp_x = ptx.exp2(x)
     if SPEC.SOFTCAP > 0 and not WHOLE:
-        exp_x = gl.where(inside_softmax(x, valid, tile_of_row, SPEC), exp_x, 0.0)
+        exp_x = gl.where(layouts.inside_softmax(x, valid, tile_of_row, SPEC), exp_x, 0.0)
     s = _sum_in_thread(exp_x)
     h = s
     if SPEC.ENTROPY:
-        h = sum_products_in_thread(exp_x, x)
-    if has_labels(SPEC):
+        h = ptx.sum_products_in_thread(exp_x, x)
+    if layouts.has_labels(SPEC):
         if SPEC.SOFTCAP > 0:
             exp_x *= slope
         state = _state(m, s, m, m, s_t, a, h)
-        return TileState(state, raw_x if keeps_raw(SPEC) else exp_x, exp_x)
+        return TileState(state, raw_x if layouts.keeps_raw(SPEC) else exp_x, exp_x)
     else:
         m_t = _largest_exponent(t, scales.target, SPEC.TARGET_SOFTCAP)
         t, _ = exponents(t, scales.target, reference(m_t)[:, None, :, None], SPEC.TARGET_SOFTCAP)
-        exp_t = exp2(t)
+        exp_t = ptx.exp2(t)
         if SPEC.TARGET_SOFTCAP > 0 and not WHOLE:
-            exp_t = gl.where(inside_softmax(t, valid, tile_of_row, SPEC), exp_t, 0.0)
+            exp_t = gl.where(layouts.inside_softmax(t, valid, tile_of_row, SPEC), exp_t, 0.0)
         s_t = _sum_in_thread(exp_t)
         other = exp_t
         if SPEC.LOSS == "soft_cross_entropy":
-            a = sum_products_in_thread(exp_t, x)
+            a = ptx.sum_products_in_thread(exp_t, x)
         elif SPEC.LOSS == "forward_kl":
-            a = sum_products_in_thread(exp_t, t - x)
+            a = ptx.sum_products_in_thread(exp_t, t - x)
         elif SPEC.LOSS == "jsd":
             a = s
         else:
             other = x - t
-            a = sum_products_in_thread(exp_x, other)
+            a = ptx.sum_products_in_thread(exp_x, other)
         state = _state(m, s, s, m_t, s_t, a, h)
-        if keeps_raw(SPEC):
+        if layouts.keeps_raw(SPEC):
             return TileState(state, raw_x, raw_t)
         else:
             return TileState(state, exp_x, other)
@@ -192,16 +181,16 @@ def merge_along(state, AXIS: gl.constexpr, SPEC: gl.constexpr):
     """Merge states along an axis, in one order: the result has the same bits on all ranks."""
     if SPEC.TOP_K:
         m, m_k = gl.reduce((state.m, state.m_k), AXIS, maxima)
-        weight = exp2(state.m - gl.expand_dims(reference(m), AXIS))
+        weight = ptx.exp2(state.m - gl.expand_dims(reference(m), AXIS))
         r_k = gl.expand_dims(reference(m_k), AXIS)
-        weight_k = exp2(state.m_k - r_k)
+        weight_k = ptx.exp2(state.m_k - r_k)
         a = shifted(state, weight_k, weight_k, reference(state.m_k) - r_k, 0.0, SPEC)
         s, s_k, a = gl.reduce((state.s * weight, state.s_k * weight_k, a), AXIS, _plus)
         return state_of((m, s, m_k, s_k, gl.sum(state.s_t, axis=AXIS), a), SPEC)
-    elif has_labels(SPEC):
+    elif layouts.has_labels(SPEC):
         m = gl.max(state.m, axis=AXIS)
         r = gl.expand_dims(reference(m), AXIS)
-        weight = exp2(state.m - r)
+        weight = ptx.exp2(state.m - r)
         if SPEC.SMOOTHED or SPEC.ENTROPY:
             x_label = gl.sum(state.x_label, axis=AXIS)
             shift = reference(state.m) - r
@@ -216,8 +205,8 @@ def merge_along(state, AXIS: gl.constexpr, SPEC: gl.constexpr):
         m, m_t = gl.reduce((state.m, state.m_t), AXIS, maxima)
         r = gl.expand_dims(reference(m), AXIS)
         r_t = gl.expand_dims(reference(m_t), AXIS)
-        weight = exp2(state.m - r)
-        weight_t = exp2(state.m_t - r_t)
+        weight = ptx.exp2(state.m - r)
+        weight_t = ptx.exp2(state.m_t - r_t)
         a = shifted(state, weight, weight_t, reference(state.m) - r, reference(state.m_t) - r_t, SPEC)
         s, s_t, a = gl.reduce((state.s * weight, state.s_t * weight_t, a), AXIS, _plus)
         h = s
@@ -253,10 +242,10 @@ def _merge_warps(state, SPEC: gl.constexpr):
     state = state_of(parts, SPEC)
     state = merge_along(state, 2, SPEC)
     if WARPS > 1:
-        state = convert_state(state, warp_states_layout(SPEC, False), SPEC, TRIVIAL=True)
+        state = convert_state(state, layouts.warp_states_layout(SPEC, False), SPEC, TRIVIAL=True)
         maxima_and_sums = gl.join(gl.join(state.m, state.m_t), gl.join(state.s, state.s_t))
         numbers = gl.join(maxima_and_sums, gl.join(gl.join(state.a, state.h), gl.join(state.a, state.a)))
-        numbers = gl.convert_layout(numbers, warp_states_layout(SPEC, True))
+        numbers = gl.convert_layout(numbers, layouts.warp_states_layout(SPEC, True))
         maxima_and_sums, differences = gl.split(numbers)
         maxima, sums = gl.split(maxima_and_sums)
         m, m_t = gl.split(maxima)
@@ -273,14 +262,14 @@ def state_of_rows(state, x_label, valid, SPEC: gl.constexpr):
     x_label: (ROWS,) raw x[label] where this program holds it, else 0. It is not used without labels. valid: columns of
     the part that belong to the softmax. Against a top k the state lacks its numbers (`tops.with_top`).
     """
-    layout: gl.constexpr = state_layout(SPEC)
+    layout: gl.constexpr = layouts.state_layout(SPEC)
     if SPEC.TOP_K:
         m = gl.max(state.m, axis=1)
-        s = gl.sum(state.s * exp2(state.m - gl.expand_dims(reference(m), 1)), axis=1)
+        s = gl.sum(state.s * ptx.exp2(state.m - gl.expand_dims(reference(m), 1)), axis=1)
         m = gl.convert_layout(m, layout)
         s = gl.convert_layout(s, layout)
         return _state(m, s, m, m, s, s, s)
-    elif has_labels(SPEC):
+    elif layouts.has_labels(SPEC):
         state = convert_state(merge_along(state, 1, SPEC), layout, SPEC)
         x_label = gl.convert_layout(x_label, layout)
         if SPEC.SOFTCAP > 0:
