@@ -92,8 +92,13 @@ def fills(part, slot, n_parts):
 
 
 @gluon.jit
-def open_exchange(mailbox, epoch, capacity, half, rank, part, n_parts, SPEC: gl.constexpr):
-    """The `WordQueues` of a launch. capacity: rows that a half has room for. half: words of a half."""
+def open_exchange(walk, epoch, capacity, half, rank, n_parts, limit_ns, SPEC: gl.constexpr):
+    """The `WordQueues` of a launch, and the limits of waits. capacity: rows that a half has room for.
+
+    half: words of a half. limits: int64 (ROWS, RANKS * SLOTS), nanoseconds that the wait for a word may take. They are
+    0 after one has passed.
+    """
+    mailbox, part = walk.mailbox, walk.part_number
     words: gl.constexpr = layouts.words_layout(SPEC)
     queue = gl.arange(0, layouts.queues(SPEC), gl.SliceLayout(0, words))
     peer = queue // SPEC.SLOTS
@@ -107,15 +112,11 @@ def open_exchange(mailbox, epoch, capacity, half, rank, part, n_parts, SPEC: gl.
     empty = (slot != part)[None, :]
     own_queue = (rank * SPEC.SLOTS + slot)[None, :]
     pitch = capacity.to(gl.int64) * layouts.queues(SPEC)
-    return WordQueues(epoch, half, pitch, mailbox.words, mailbox.failed, buffers, own_queue, mine, empty, queue, peer,
-                    row_in_tile)  # fmt: skip
-
-
-@gluon.jit
-def wait_limits(limit_ns, SPEC: gl.constexpr):
-    """int64 (ROWS, RANKS * SLOTS): nanoseconds that the wait for a word may take. 0 after a limit has passed."""
+    queues = WordQueues(
+        epoch, half, pitch, mailbox.words, mailbox.failed, buffers, own_queue, mine, empty, queue, peer, row_in_tile
+    )
     shape: gl.constexpr = [SPEC.ROWS, layouts.queues(SPEC)]
-    return gl.zeros(shape, gl.int64, layouts.words_layout(SPEC)) + limit_ns
+    return queues, gl.zeros(shape, gl.int64, words) + limit_ns
 
 
 @gluon.jit

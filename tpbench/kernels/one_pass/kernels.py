@@ -92,9 +92,9 @@ def one_pass_kernel(
 
     # Copies of the first tiles start before anything else.
     row = rows.of_step(walk, 0, SPEC)  # (ROWS,)
-    next_row = rows.after(walk, row, 1, SPEC)
     # Labels of this row and of the next two rows. Each label is loaded a step before its first use.
     this_label = targets.load_labels(inputs, walk, row, SPEC)
+    next_row = rows.after(walk, row, 1, SPEC)
     next_label = targets.load_labels(inputs, walk, next_row, SPEC)
     counts = rows.copy_tiles(walk, 0, row, this_label, HELD, SPEC)
     tiles.copy_tile(walk, 0, row, counts, LAST, HELD, SPEC)
@@ -106,8 +106,7 @@ def one_pass_kernel(
     if SPEC.TOP_K:
         this_top = targets.load_top(walk, row, SPEC)
     if EXCHANGE:
-        queues = exchange.open_exchange(mailbox, epoch, capacity, half, rank, walk.part_number, n_parts, SPEC)
-        limits = exchange.wait_limits(limit_ns, SPEC)
+        queues, limits = exchange.open_exchange(walk, epoch, capacity, half, rank, n_parts, limit_ns, SPEC)
 
     # The state of the next row's tiles that have arrived.
     held = tiles.reduce_tiles(states.no_columns(SPEC), walk, 0, 0, HELD, HELD + 1, SPEC)
@@ -193,9 +192,9 @@ def whole_row_kernel(
 
     # Copies of the first tiles start before anything else.
     row = rows.of_step(walk, 0, SPEC)  # (ROWS,)
-    next_row = rows.after(walk, row, 1, SPEC)
     # Labels of this row and of the next two rows. Each label is loaded a step before its first use.
     this_label = targets.load_labels(inputs, walk, row, SPEC)
+    next_row = rows.after(walk, row, 1, SPEC)
     next_label = targets.load_labels(inputs, walk, next_row, SPEC)
     counts = targets.rows_that_count(walk, row, this_label, SPEC)
     tiles.copy_tile(walk, 0, row, counts, FIRST, HELD, SPEC)
@@ -291,8 +290,7 @@ def late_rows_kernel(
         epoch = gl.load(mailbox.control)
         inverse = rows.inverse_count(walk, inputs, loss, SPEC)
         scale = scales.grad * inverse
-        queues = exchange.open_exchange(mailbox, epoch, capacity, half, rank, walk.part_number, n_parts, SPEC)
-        limits = exchange.wait_limits(limit_ns, SPEC)
+        queues, limits = exchange.open_exchange(walk, epoch, capacity, half, rank, n_parts, limit_ns, SPEC)
         for step in range(walk.steps):
             first = (walk.walker + step * walk.walkers) * SPEC.ROWS
             if gl.load(exchange.late_word(queues, first, n_parts, walk.part_number)) == epoch:

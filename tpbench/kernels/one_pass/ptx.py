@@ -46,10 +46,8 @@ def log2(x):
 
 @gluon.constexpr_function
 def _sigmoids(count, factor):
-    """Write 1 / (1 + 2^(factor * value)) of 1 or 4 values. Four of them share a reciprocal.
-
-    The exponent is at most 30. So a product of four is finite, and the sigmoid is 0 to the precision of 1 anyway.
-    """
+    """Write 1 / (1 + 2^(factor * value)) of 1 or 4 values. Four of them share a reciprocal."""
+    # The exponent is at most 30: a product of four is finite, and the sigmoid is 0 to the precision of 1 anyway.
     code = "{.reg .f32 d<4>, a, b, r;" + "".join(
         f"mul.f32 d{value}, ${count + value}, {factor:.12e}; min.NaN.f32 d{value}, d{value}, 0f41F00000;"
         f"ex2.approx.ftz.f32 d{value}, d{value}; add.f32 d{value}, d{value}, 0f3F800000;"
@@ -220,11 +218,7 @@ def send_word(address, word, sent, SPEC: gl.constexpr):
 
 @gluon.constexpr_function
 def _poll_words(width):
-    """Poll the `width` words of one place until all carry the epoch, or until the limit has passed.
-
-    After a limit has passed it is zero, so that later waits end at once. A thread polls its own places only; the rest
-    of its warp waits for it.
-    """
+    """Poll the `width` words of a thread's place until all carry the epoch, or the limit has passed: then it is 0."""
     words = range(width)
     wanted, limit, pointer, pitch = 2 * width + 1, 2 * width + 2, 2 * width + 3, 2 * width + 4
     epoch, failed = 2 * width + 5, 2 * width + 6

@@ -39,8 +39,8 @@ def shared_rows_kernel(
 
     # Copies of the first two rows start before anything else.
     row = rows.of_step(walk, 0, SPEC)  # (ROWS,)
-    next_row = rows.after(walk, row, 1, SPEC)
     this_label = targets.load_labels(inputs, walk, row, SPEC)
+    next_row = rows.after(walk, row, 1, SPEC)
     next_label = targets.load_labels(inputs, walk, next_row, SPEC)
     rows.copy_tiles(walk, 0, row, this_label, TILES, SPEC)
     rows.copy_tiles(walk, 1, next_row, next_label, TILES, SPEC)
@@ -48,8 +48,7 @@ def shared_rows_kernel(
     inverse = rows.inverse_count(walk, inputs, loss, SPEC)
     scale = scales.grad * inverse
     later_label = targets.load_labels(inputs, walk, rows.after(walk, next_row, 1, SPEC), SPEC)
-    queues = exchange.open_exchange(mailbox, epoch, capacity, half, rank, walk.part_number, n_parts, SPEC)
-    limits = exchange.wait_limits(limit_ns, SPEC)
+    queues, limits = exchange.open_exchange(walk, epoch, capacity, half, rank, n_parts, limit_ns, SPEC)
 
     counts, own_label = targets.load_own_label(walk, row, this_label, SPEC)
     held = tiles.reduce_tiles(states.no_columns(SPEC), walk, 0, 0, TILES, TILES, SPEC)
@@ -95,10 +94,7 @@ def _plus(a_1, b_1, a_2, b_2):
 
 @gluon.jit
 def _divergences(walk, step, state, SPEC: gl.constexpr):
-    """Return the part's sums of KL(p || mixture) and KL(q || mixture) of the rows of a step, (ROWS,) in bits.
-
-    state: of the whole vocabulary. The tiles must have arrived.
-    """
+    """Return the part's sums of KL(p || mixture) and KL(q || mixture) of rows whose tiles are here, (ROWS,) in bits."""
     reference_x = layouts.row_to_thread(reference(state.m), SPEC)[:, None, :, None]
     shift = layouts.row_to_thread(states.mixture_shift(state), SPEC)[:, None, :, None]
     reference_t = layouts.row_to_thread(reference(state.m_t), SPEC)[:, None, :, None]
@@ -163,8 +159,7 @@ def mixture_kernel(
         rows.copy_tiles(walk, place, row, targets.load_labels(inputs, walk, row, SPEC), TILES, SPEC)
     inverse = rows.inverse_count(walk, inputs, loss, SPEC)
     scale = scales.grad * inverse
-    queues = exchange.open_exchange(mailbox, epoch, capacity, half, rank, walk.part_number, n_parts, SPEC)
-    limits = exchange.wait_limits(limit_ns, SPEC)
+    queues, limits = exchange.open_exchange(walk, epoch, capacity, half, rank, n_parts, limit_ns, SPEC)
 
     sent = _row_state(walk, 0, 2 * TILES, queues, SPEC)
     next_sent = _row_state(walk, 1, TILES, queues, SPEC)

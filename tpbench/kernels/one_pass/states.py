@@ -227,11 +227,7 @@ def convert_state(state, layout: gl.constexpr, SPEC: gl.constexpr, TRIVIAL: gl.c
 
 @gluon.jit
 def _merge_warps(state, SPEC: gl.constexpr):
-    """Merge the states of the threads of a row, (ROWS, LANES) to (ROWS,): within each warp, then between warps.
-
-    All five numbers cross between warps at once, so that warps wait for each other once. Separate maxima and sums would
-    make them wait four times.
-    """
+    """Merge the states of the threads of a row, (ROWS, LANES) to (ROWS,): within each warp, then between warps."""
     WARPS: gl.constexpr = SPEC.LANES // 32
     ROWS: gl.constexpr = SPEC.ROWS
     by_warp: gl.constexpr = [ROWS, WARPS, 32]
@@ -243,6 +239,7 @@ def _merge_warps(state, SPEC: gl.constexpr):
     state = merge_along(state, 2, SPEC)
     if WARPS > 1:
         state = convert_state(state, layouts.warp_states_layout(SPEC, False), SPEC, TRIVIAL=True)
+        # All numbers cross between warps at once. Separate maxima and sums would make warps wait four times.
         maxima_and_sums = gl.join(gl.join(state.m, state.m_t), gl.join(state.s, state.s_t))
         numbers = gl.join(maxima_and_sums, gl.join(gl.join(state.a, state.h), gl.join(state.a, state.a)))
         numbers = gl.convert_layout(numbers, layouts.warp_states_layout(SPEC, True))

@@ -203,8 +203,8 @@ def _store_at_top(walk, own, state, terms, row, exists, SPEC: gl.constexpr):
     held = own.held
     if SPEC.YIELDS:
         held = held & _to_top(exists, SPEC)
-    place = _place(walk, walk.grad, _to_top(row, SPEC), own.local, SPEC)
     ptx.barrier()
+    place = _place(walk, walk.grad, _to_top(row, SPEC), own.local, SPEC)
     gl.store(place, g.to(walk.grad.pointer.dtype.element_ty), mask=held)
 
 
@@ -218,8 +218,8 @@ def _store_at_label(walk, label, factors, row, exists, SPEC: gl.constexpr):
     held = label.held
     if SPEC.YIELDS:
         held = held & exists
-    place = _place(walk, walk.grad, row, label.local, SPEC)
     ptx.barrier()
+    place = _place(walk, walk.grad, row, label.local, SPEC)
     gl.store(place, at_label.to(walk.grad.pointer.dtype.element_ty), mask=held)
 
 

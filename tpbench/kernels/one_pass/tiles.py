@@ -88,14 +88,10 @@ def _place_of(shared, at, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
 
 @gluon.jit
 def _addresses(matrix, row, part, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
-    """Addresses of the elements of a tile, (ROWS, REPEATS, LANES, VECTOR).
-
-    ALIGNED: strides and the first column are in vectors, so that the compiler knows that the address of each vector is
-    a multiple of its size.
-    """
+    """Addresses of the elements of a tile, (ROWS, REPEATS, LANES, VECTOR)."""
     vector, place = layouts.vectors_and_places(tile_of_row, SPEC)
     first = part.first + layouts.units_before(tile_of_row, SPEC)
-    if SPEC.ALIGNED:
+    if SPEC.ALIGNED:  # the compiler sees that the address of each vector is a multiple of its size
         return (
             matrix.pointer
             + (layouts.row_to_tile(row, SPEC) * matrix.row + first) * SPEC.VECTOR

@@ -27,8 +27,6 @@ MAX_WORDS = 256
 """Most words of one kind of number for the rows of a tile: a warp holds them in registers, eight per thread."""
 LINE_VECTORS = 8
 """Vectors of 16 bytes in a cache line. Parts begin at whole lines, if rows do."""
-
-
 Kernel = Literal["one_pass", "whole_row", "shared_rows", "mixture"]
 """`kernels` and `shared_rows` explain them."""
 

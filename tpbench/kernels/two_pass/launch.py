@@ -17,15 +17,7 @@ from tpbench.kernels.distributed import gather_by_rank
 from tpbench.kernels.kernel_arguments import RowInputs, RowOutputs, Shard, Strides
 from tpbench.kernels.row_loss import KernelTarget, LaunchRecord, RowLoss, Rows, labels_of
 from tpbench.kernels.row_terms import numbers_in_state
-from tpbench.kernels.two_pass.kernels import (
-    inverse_count_kernel,
-    loss_and_gradient_kernel,
-    mixture_kernel,
-    reduce_kernel,
-    row_loss_kernel,
-    scale_kernel,
-    statistics_kernel,
-)
+from tpbench.kernels.two_pass import kernels
 from tpbench.kernels.two_pass.state import TwoPassSpec
 
 _INTERPRETED_TILE = 2**20
@@ -73,20 +65,20 @@ def launch(loss: RowLoss, logits: Tensor, target: KernelTarget, rows: Rows) -> L
         TEMPERATURES=rows.inputs.row_temperature is not None,
     )  # fmt: skip
     width = numbers_in_state(spec)
-    kernels, gathered, inputs, inverse_of_grad, at = [], None, rows.inputs, inverse_count, None
+    compiled, gathered, inputs, inverse_of_grad, at = [], None, rows.inputs, inverse_count, None
     if algorithm == "two_kernels":
         statistics = torch.empty((width, n_rows), dtype=torch.float32, device=logits.device)
-        states = cached_launch(statistics_kernel, SPEC=spec, **options)
+        states = cached_launch(kernels.statistics_kernel, SPEC=spec, **options)
         # Strides of the gradient would only specialise the kernel.
         strides = Strides._make((*of_read, 0, 0))
         pointers = (logits, target, statistics, inputs.row_weight, inputs.row_temperature)
-        kernels.append(states(programs, pointers, (n_rows, strides, shard), scales))
+        compiled.append(states(programs, pointers, (n_rows, strides, shard), scales))
         gathered = gather_by_rank(statistics, loss.group, vocabulary.world_size)
         if loss.loss == "jsd":
             part = torch.empty((2, n_rows), dtype=torch.float32, device=logits.device)
-            mixture = cached_launch(mixture_kernel, WIDTH=width, SPEC=spec, **options)
+            mixture = cached_launch(kernels.mixture_kernel, WIDTH=width, SPEC=spec, **options)
             integers = (n_rows, vocabulary.world_size, strides, shard)
-            kernels.append(mixture(programs, (logits, target, gathered, inputs.row_weight, part), integers, scales))
+            compiled.append(mixture(programs, (logits, target, gathered, inputs.row_weight, part), integers, scales))
             of_p, of_q = gather_by_rank(part, loss.group, vocabulary.world_size).sum(0)
             inputs = inputs._replace(divergence_p=of_p, divergence_q=of_q)
         losses_of_statistics(loss, gathered, target, replace(rows, inputs=inputs))
@@ -100,10 +92,10 @@ def launch(loss: RowLoss, logits: Tensor, target: KernelTarget, rows: Rows) -> L
     before = grad.gather(1, at.local).float() if at is not None and grad is not None and rows.accumulate else None
     if gathered is None or grad is not None:
         spec = spec._replace(ACCUMULATE=rows.accumulate)
-        gradient = cached_launch(loss_and_gradient_kernel, WIDTH=width, SPEC=spec, **options)
+        gradient = cached_launch(kernels.loss_and_gradient_kernel, WIDTH=width, SPEC=spec, **options)
         pointers = (logits, target, gathered, inverse_of_grad, inputs, rows.outputs, grad)
         strides = Strides._make((*of_read, *of_grad))
-        kernels.append(gradient(programs, pointers, (n_rows, columns, vocabulary.world_size, strides, shard), scales))
+        compiled.append(gradient(programs, pointers, (n_rows, columns, vocabulary.world_size, strides, shard), scales))
     if at is not None and grad is not None:
         at.store(grad, before, factors, inputs, rows.outputs.entropy, loss.grad_scale)
     reduced(rows, inverse_count)
@@ -119,7 +111,7 @@ def launch(loss: RowLoss, logits: Tensor, target: KernelTarget, rows: Rows) -> L
     bytes_sent = (vocabulary.world_size - 1) * n_rows * numbers * 4
     if at is not None:  # an all-reduce
         bytes_sent += 2 * at.log_p.nbytes * (vocabulary.world_size - 1) // vocabulary.world_size
-    return LaunchRecord(algorithm, block, bytes_sent, tuple(kernels), None if needs_more else relaunch)
+    return LaunchRecord(algorithm, block, bytes_sent, tuple(compiled), None if needs_more else relaunch)
 
 
 def losses_of_statistics(loss: RowLoss, gathered: Tensor, target: KernelTarget, rows: Rows) -> None:
@@ -129,7 +121,7 @@ def losses_of_statistics(loss: RowLoss, gathered: Tensor, target: KernelTarget, 
     # No argument differs between ranks: the shard's columns don't matter here.
     shard = Shard(0, 0, loss.vocabulary.size, loss.ignore_index)
     spec = TwoPassSpec(**loss.constants(rows.outputs.entropy is not None), ROWS=block)
-    cached_launch(row_loss_kernel, WIDTH=width, SPEC=spec)(
+    cached_launch(kernels.row_loss_kernel, WIDTH=width, SPEC=spec)(
         -(-n_rows // block), (target, gathered, rows.inputs, rows.outputs), (n_rows, world_size, shard),
         loss.scales(rows.mean),
     )  # fmt: skip
@@ -150,7 +142,7 @@ def is_wide(columns: int, block: int, *strides: tuple[int, ...]) -> bool:
 def inverse_row_count(labels: Tensor, row_weight: Tensor | None, loss: RowLoss) -> Tensor:
     """Return 1 / the number of rows whose labels count, or 1 / the sum of their weights, (1,) fp32 on the device."""
     inverse = torch.empty(1, dtype=torch.float32, device=labels.device)
-    count = cached_launch(inverse_count_kernel, BLOCK=_REDUCE_BLOCK, num_warps=8)
+    count = cached_launch(kernels.inverse_count_kernel, BLOCK=_REDUCE_BLOCK, num_warps=8)
     with launching(labels.device):
         count(1, (labels, row_weight, inverse), (labels.shape[0], loss.vocabulary.size, loss.ignore_index))
     return inverse
@@ -162,7 +154,7 @@ def reduced(rows: Rows, inverse_count: Tensor | None) -> Tensor:
     if rows.total is not None and not len(row_loss):
         rows.total.zero_()
     elif rows.total is not None:
-        kernel = cached_launch(reduce_kernel, BLOCK=_REDUCE_BLOCK, num_warps=8)
+        kernel = cached_launch(kernels.reduce_kernel, BLOCK=_REDUCE_BLOCK, num_warps=8)
         with launching(row_loss.device):
             kernel(1, (row_loss, inverse_count, rows.total), (len(row_loss),), (rows.mean,))
     return rows.loss
@@ -183,5 +175,5 @@ def _scaling(rows: int, columns: int, row_stride: int, column_stride: int, per_r
     block = column_block(columns, _INTERPRETED_CAP if INTERPRETED else _SCALE_BLOCK)
     tile_rows, options = tile(rows, block)
     wide = is_wide(columns, block, (row_stride, column_stride))
-    scale = cached_launch(scale_kernel, PER_ROW=per_row, WIDE=wide, ROWS=tile_rows, BLOCK=block, **options)
+    scale = cached_launch(kernels.scale_kernel, PER_ROW=per_row, WIDE=wide, ROWS=tile_rows, BLOCK=block, **options)
     return scale, min(-(-rows // tile_rows), _SCALE_PROGRAMS), (rows, columns, row_stride, column_stride)
