@@ -10,7 +10,7 @@ README.md explains the kernels. The reduction over threads, with its barriers, h
       4. store the gradient of the last tile
       5. for each other tile: store its gradient, start to copy into the freed place, and reduce the next row's tile
 
-`whole_row_kernel` is for rows that fill a multiprocessor, `shared_rows_kernel` for rows of labels that programs share.
+`whole_row_kernel` is for rows that fill a multiprocessor. `late_rows_kernel` finishes rows whose words came late.
 
 Tried, with figures of an H200, 4096 rows in bf16:
 
@@ -20,15 +20,9 @@ Tried, with figures of an H200, 4096 rows in bf16:
   (`opaque_zero`).
 - Logits past the end of a row can be copies of one vector of -inf. Every multiprocessor then reads the same line: 3.5
   ms in place of 0.79 at 151936 columns.
-- shared_rows_kernel is slower for losses of two logits: 1.118 ms in place of 0.860 at 128256 columns. A
-  multiprocessor's memory idles while its instructions reduce a row. With reductions between the gradients of tiles it
-  takes 0.968 ms, since no tile stays in registers.
 - Options need registers, so tiles in registers are raw logits where that saves some (`keeps_raw`). A softcap took 0.947
   ms at 131072 columns with exponentials and 40 spilled registers, and takes 0.747 with raw logits. Labels take 0.566,
   with smoothing 0.565, with an entropy bonus 0.572.
-- In shared_rows_kernel instructions of options take longer than memory. At 151936 columns labels take 0.653 ms,
-  smoothing 0.676, an entropy bonus 0.869 and a softcap 1.148; eight warps in place of four take 0.699, 0.896 and 1.221.
-  Over two H200s eight warps are faster: 131072 columns take 0.351, 0.380 and 0.580 in place of 0.362, 0.467 and 0.695.
 - With both smoothing and an entropy, a first row spills over 100 registers. A scheduling barrier in each reduction
   avoids this and is slower: 0.120 ms in place of 0.104 for 32768 columns over two H200s.
 """
