@@ -86,16 +86,18 @@ def one_pass_kernel(
 
     # Copies of the first tiles start before anything else.
     row = rows.of_step(walk, 0, SPEC)  # (ROWS,)
-    # Labels of this row and of the next two rows. Each label is loaded a step before its first use.
-    this_label = targets.load_labels(inputs, walk, row, SPEC)
+    first_label = targets.load_labels(inputs, walk, row, SPEC)
+    next_label = targets.load_labels(inputs, walk, rows.after(walk, row, 1, SPEC), SPEC)
+    counts = rows.copy_tiles(walk, 0, row, first_label, HELD, SPEC)
     next_row = rows.after(walk, row, 1, SPEC)
-    next_label = targets.load_labels(inputs, walk, next_row, SPEC)
-    counts = rows.copy_tiles(walk, 0, row, this_label, HELD, SPEC)
     tiles.copy_tile(walk, 0, row, counts, LAST, HELD, SPEC)
     rows.copy_tiles(walk, 1, next_row, next_label, HELD, SPEC)
 
     inverse = rows.inverse_count(walk, inputs, loss, SPEC)
     scale = scales.grad * inverse
+    # Labels of this row and of the next two rows. Each label is loaded a step before its first use. The order in which
+    # these variables are assigned decides which registers are spilled.
+    this_label = first_label
     later_label = targets.load_labels(inputs, walk, rows.after(walk, next_row, 1, SPEC), SPEC)
     if SPEC.TOP_K:
         this_top = targets.load_top(walk, row, SPEC)
@@ -186,11 +188,9 @@ def whole_row_kernel(
 
     # Copies of the first tiles start before anything else.
     row = rows.of_step(walk, 0, SPEC)  # (ROWS,)
-    # Labels of this row and of the next two rows. Each label is loaded a step before its first use.
-    this_label = targets.load_labels(inputs, walk, row, SPEC)
-    next_row = rows.after(walk, row, 1, SPEC)
-    next_label = targets.load_labels(inputs, walk, next_row, SPEC)
-    counts = targets.rows_that_count(walk, row, this_label, SPEC)
+    first_label = targets.load_labels(inputs, walk, row, SPEC)
+    next_label = targets.load_labels(inputs, walk, rows.after(walk, row, 1, SPEC), SPEC)
+    counts = targets.rows_that_count(walk, row, first_label, SPEC)
     tiles.copy_tile(walk, 0, row, counts, FIRST, HELD, SPEC)
     for tile_of_row in gl.static_range(HELD):
         if tile_of_row == HELD - LAG:
@@ -199,9 +199,12 @@ def whole_row_kernel(
             tiles.copy_tile(walk, 0, row, counts, LAST, HELD, SPEC)
             first_tile = states.tile_state(x, t, walk.part.valid, FIRST, scales, SPEC)
         tiles.copy_tile(walk, 0, row, counts, tile_of_row, tile_of_row, SPEC)
+    next_row = rows.after(walk, row, 1, SPEC)
 
     inverse = rows.inverse_count(walk, inputs, loss, SPEC)
     scale = scales.grad * inverse
+    # Labels of this row and of the next two rows. Each label is loaded a step before its first use.
+    this_label = first_label
     later_label = targets.load_labels(inputs, walk, rows.after(walk, next_row, 1, SPEC), SPEC)
 
     # The state of the row's tiles that have arrived.

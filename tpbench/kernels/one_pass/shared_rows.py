@@ -46,9 +46,9 @@ def shared_rows_kernel(
     # Copies of the first two rows start before anything else.
     row = rows.of_step(walk, 0, SPEC)  # (ROWS,)
     this_label = targets.load_labels(inputs, walk, row, SPEC)
-    next_row = rows.after(walk, row, 1, SPEC)
-    next_label = targets.load_labels(inputs, walk, next_row, SPEC)
+    next_label = targets.load_labels(inputs, walk, rows.after(walk, row, 1, SPEC), SPEC)
     rows.copy_tiles(walk, 0, row, this_label, TILES, SPEC)
+    next_row = rows.after(walk, row, 1, SPEC)
     rows.copy_tiles(walk, 1, next_row, next_label, TILES, SPEC)
 
     inverse = rows.inverse_count(walk, inputs, loss, SPEC)

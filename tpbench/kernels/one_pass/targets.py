@@ -64,10 +64,10 @@ def rows_that_count(walk, row, label, SPEC: gl.constexpr):
 
 
 @gluon.jit
-def _place(walk, matrix, row, local, SPEC: gl.constexpr):
-    """Addresses of columns `local` of the part in rows of a matrix."""
+def _offset(walk, matrix, row, local, SPEC: gl.constexpr):
+    """Offsets of columns `local` of the part in rows of a matrix."""
     UNIT: gl.constexpr = layouts.column_unit(SPEC)
-    return matrix.pointer + (row * (matrix.row * UNIT) + (walk.part.first * UNIT + local) * matrix.column)
+    return row * (matrix.row * UNIT) + (walk.part.first * UNIT + local) * matrix.column
 
 
 @gluon.jit
@@ -83,7 +83,8 @@ def load_own_label(walk, row, label, SPEC: gl.constexpr):
         local = (column - walk.start).to(gl.int64)
         counts = column >= 0
         held = counts & (local >= 0) & (local < walk.part.valid)
-        logit = gl.load(_place(walk, walk.logits, row, local, SPEC), mask=held, other=0.0).to(gl.float32)
+        at = _offset(walk, walk.logits, row, local, SPEC)
+        logit = gl.load(walk.logits.pointer + at, mask=held, other=0.0).to(gl.float32)
         return counts, OwnLabel(local, held, logit)
     else:
         return rows_that_count(walk, row, label, SPEC), OwnLabel(row, row, row)
@@ -129,8 +130,8 @@ def load_own_top(walk, row, counts, top, SPEC: gl.constexpr):
     exists = exists & (index != walk.ignore_index) & (index >= 0) & (index < walk.vocab_size)
     local = index.to(gl.int64) - walk.start
     held = exists & (local >= 0) & (local < walk.part.valid)
-    place = _place(walk, walk.logits, gl.convert_layout(row, by_row)[:, None], local, SPEC)
-    logit = gl.load(place, mask=held, other=-states.INF).to(gl.float32)
+    at = _offset(walk, walk.logits, gl.convert_layout(row, by_row)[:, None], local, SPEC)
+    logit = gl.load(walk.logits.pointer + at, mask=held, other=-states.INF).to(gl.float32)
     scale = states.LOG2_E if SPEC.BUCKET else walk.scales.target
     return OwnTop(local, held, logit, gl.where(exists, log_q * scale, -states.INF))
 
@@ -200,12 +201,12 @@ def _store_at_top(walk, own, state, terms, row, exists, SPEC: gl.constexpr):
         x = gl.fma(own.logit, walk.scales.logits, _to_top(0.0 - reference(state.m), SPEC))
         p = ptx.exp2(x) / _to_top(state.s, SPEC)
         g = p * on_top - ptx.exp2(own.log_q) * on_target
+    at = _offset(walk, walk.grad, _to_top(row, SPEC), own.local, SPEC)
     held = own.held
     if SPEC.YIELDS:
         held = held & _to_top(exists, SPEC)
     ptx.barrier()
-    place = _place(walk, walk.grad, _to_top(row, SPEC), own.local, SPEC)
-    gl.store(place, g.to(walk.grad.pointer.dtype.element_ty), mask=held)
+    gl.store(walk.grad.pointer + at, g.to(walk.grad.pointer.dtype.element_ty), mask=held)
 
 
 @gluon.jit
@@ -215,12 +216,12 @@ def _store_at_label(walk, label, factors, row, exists, SPEC: gl.constexpr):
     at_label = tiles.times_factor(ptx.exp2(x), x, factors.row_factor, factors.row_options, SPEC) - factors.row_target
     if SPEC.SOFTCAP > 0:
         at_label *= slope
+    at = _offset(walk, walk.grad, row, label.local, SPEC)
     held = label.held
     if SPEC.YIELDS:
         held = held & exists
     ptx.barrier()
-    place = _place(walk, walk.grad, row, label.local, SPEC)
-    gl.store(place, at_label.to(walk.grad.pointer.dtype.element_ty), mask=held)
+    gl.store(walk.grad.pointer + at, at_label.to(walk.grad.pointer.dtype.element_ty), mask=held)
 
 
 @gluon.jit
