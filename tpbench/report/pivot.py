@@ -110,7 +110,7 @@ def _transposed(table: Table, grid: RecordGrid) -> Table:
 
 
 def legend(tables: Sequence[Table], shown: Metric) -> list[str]:
-    """Return the meaning of the row_values.marks that occur, and of "ok" without a value."""
+    """Return the meaning of the marks that occur, and of "ok" without a value."""
     cells = [cell for table in tables for row in table.cells for cell in row[table.keys :]]
     text = " ".join(cell.text for cell in cells)
     undecided = f"{UNDECIDED} undecided: two runs may differ as much by chance alone, or samples are too few to tell"

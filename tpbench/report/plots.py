@@ -12,10 +12,17 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from tpbench import packages
-from tpbench.measure.clocks import TIMED
 from tpbench.report.analysis.comparison import value_of
 from tpbench.report.analysis.grid import Key, RecordGrid, heading, sort_key
-from tpbench.report.analysis.row_values import TITLES, column_label, hover_text, metric, short_text, value_text
+from tpbench.report.analysis.row_values import (
+    TITLES,
+    column_label,
+    hover_text,
+    interval_of,
+    metric,
+    short_text,
+    value_text,
+)
 from tpbench.settings import JobError
 from tpbench.workloads.study_data import Panel, Picture, Series
 
@@ -38,7 +45,7 @@ PLOTS = {"time": "time_ms", "device_time": "device_ms", "chained_time": "chained
 
 def by_size(grid: RecordGrid, name: str, *, for_page: bool = False) -> Picture | None:
     """Return a metric, or None. `for_page` adds error bars and hovers, and leaves out panels of a single size."""
-    shown, clock = metric(name), next((clock for clock in TIMED if clock.column == name), None)
+    shown = metric(name)
     if all(value_of(record, shown) is None for record in grid.records):
         return None
     axis, panels = _size_axis(grid), []
@@ -46,17 +53,15 @@ def by_size(grid: RecordGrid, name: str, *, for_page: bool = False) -> Picture |
         floors = _floors(grid, axis, keys)
         position = {size: at for at, size in enumerate(floors)}
         lines = []
-        for index, column in enumerate(grid.columns):
-            cells = [(position[key[axis]], record) for key in keys if (record := grid.lines[key][index])]
+        for column, records in zip(grid.columns, zip(*(grid.lines[key] for key in keys), strict=True), strict=True):
+            cells = [(position[record.key[axis]], record) for record in records if record]
             measured = [cell for cell in cells if value_of(cell[1], shown)]
             measured.sort(key=lambda cell: (cell[0], cell[1][name]))
+            points = tuple((at, float(record[name])) for at, record in measured)
             crosses = tuple(at for at, record in cells if record["status"] == "oom")
-            line = Series(column, tuple((at, float(record[name])) for at, record in measured), crosses=crosses)
-            if for_page:
-                low, high = clock.interval if clock else (name, name)
-                ends = tuple((row[low] or row[name], row[high] or row[name]) for _, row in measured)
-                line = replace(line, hovers=tuple(hover_text(row) for _, row in measured), intervals=ends)
-            lines.append(line)
+            hovers = tuple(hover_text(record) for _, record in measured if for_page)
+            intervals = tuple(interval_of(record, name) for _, record in measured if for_page)
+            lines.append(Series(column, points, crosses=crosses, intervals=intervals, hovers=hovers))
         if max(len(line.points) + len(line.crosses) for line in lines) > for_page:
             floor = [(position[size], floor) for size, floor in floors.items() if floor < math.inf and shown.is_time]
             panels.append(Panel(title, tuple(lines), tuple(floor), categories=tuple(map(value_text, position))))
@@ -92,10 +97,7 @@ def _floors(grid: RecordGrid, axis: int, keys: Sequence[Key]) -> dict[Any, float
         of_line = [record["floor_ms"] or math.inf for record in grid.lines[key] if record]
         floors[key[axis]] = min(floors.get(key[axis], math.inf), *of_line)
     named = any(isinstance(size, str) for size in floors)
-    return {
-        size: floors[size]
-        for size in sorted(floors, key=lambda size: ([floors[size]] if named else [], sort_key(size)))
-    }
+    return dict(sorted(floors.items(), key=lambda item: (item[1] if named else 0, sort_key(item[0]))))
 
 
 def plot(grids: Sequence[RecordGrid], name: str) -> Picture:

@@ -29,7 +29,7 @@ def studies() -> dict[str, dict[str, Study]]:
     by_name: dict[str, dict[str, Study]] = defaultdict(dict)
     for workload in workloads().values():
         for name, study in workload.studies.items():
-            by_name[name][workload.name] = replace(study, columns=workload.study_columns(name))
+            by_name[name][workload.name] = study
     return by_name
 
 
@@ -48,13 +48,12 @@ def study_document(frame: pd.DataFrame, study: str | None, columns: Sequence[str
         frame = frame[frame["workload"].isin(by_workload)]
     computed = [] if columns else _computed(frame, by_workload)
     tables = [_printable(table) for module, rows in computed for table in module.tables(rows)]
-    if not computed:
-        for grid in arrange_rows(frame):
-            if declared := by_workload.get(grid.workload):
-                shown = filled_columns(grid, columns or declared.columns)
-                tables += [cell_table(grid, declared, shown)] if shown or not columns else []
-        if len(frame) and columns and not tables:
-            raise JobError(f"these rows have no {' and no '.join(columns)}")
+    for grid in arrange_rows(frame) if not computed else ():
+        if declared := by_workload.get(grid.workload):
+            names = columns or workloads()[grid.workload].study_columns(str(study))
+            tables += filter(None, [cell_table(grid, declared, names)])
+    if len(frame) and columns and not tables:
+        raise JobError(f"these rows have no {' and no '.join(columns)}")
     count = int(frame["interpreted"].eq(True).sum()) if computed else 0
     left_out = [f"without the rows of Triton's interpreter, which measure nothing: {count}"] if count else []
     if not tables:
@@ -85,9 +84,14 @@ def _printable(table: Table) -> Table:
     )
 
 
-def cell_table(grid: RecordGrid, study: Study, names: Sequence[str]) -> Table:
-    """Return a line for each cell of a grid, with these columns. What all cells share stands in the heading."""
+def cell_table(grid: RecordGrid, study: Study, names: Sequence[str]) -> Table | None:
+    """Return a line for each cell of a grid, with those of the columns that some row has, or None if no row has any.
+
+    What all cells share stands in the heading.
+    """
     lines, facts, keys = grid.records, dict(grid.facts), dict[str, list[TableCell]]()
+    cells = {name: [column_cell(name, record) for record in lines] for name in names}
+    filled = {name: column for name, column in cells.items() if any(cell.text != MISSING for cell in column)}
     for at, name in enumerate(grid.key_names):
         values = {record.key[at] for record in lines}
         if len(values) > 1:
@@ -95,27 +99,22 @@ def cell_table(grid: RecordGrid, study: Study, names: Sequence[str]) -> Table:
         elif values != {None}:
             facts[column_label(name)] = row_values.value_item(*values)
     keys["variant"] = [TableCell(record.column) for record in lines]
-    columns = {"status": [_status_cell(record, names) for record in lines]} | compared_with_best(grid, study)
+    columns = {"status": [_status_cell(record, [*filled]) for record in lines]} | compared_with_best(grid, study)
     statuses = {cell.text for cell in columns["status"]}
     notes = row_values.mark_meanings("".join(sorted(statuses)))
     if len(statuses) == 1 and statuses.pop().startswith("ok"):
         del columns["status"]
         notes = [f"All cells: {note}" for note in notes]
-    columns |= {name: [column_cell(name, record) for record in lines] for name in names if name != "status"}
+    columns |= {name: column for name, column in filled.items() if name != "status"}
     rows = [*zip(*keys.values(), *columns.values(), strict=True)]
-    return Table(heading(facts), [*keys, *columns], rows, facts, notes, keys=len(keys))
+    return Table(heading(facts), [*keys, *columns], rows, facts, notes, keys=len(keys)) if filled else None
 
 
 def _status_cell(record: Record, names: Sequence[str]) -> TableCell:
-    """Return the status of a row, with the row_values.marks that hold beside these columns if it is ok."""
+    """Return the status of a row, with the marks that hold beside these columns if it is ok."""
     status = value_text(record["status"])
     mark = row_values.marks(record, names) if status == "ok" else ""
     return TableCell(status + mark, status, FAILED.get(status, ""), note=", ".join(row_values.mark_words(mark)))
-
-
-def filled_columns(grid: RecordGrid, names: Sequence[str]) -> list[str]:
-    """Return the columns, or ratios of two, that some record of the grid has."""
-    return [name for name in names if any(column_cell(name, record).text != MISSING for record in grid.records)]
 
 
 def column_cell(name: str, record: Record) -> TableCell:

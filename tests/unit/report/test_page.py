@@ -155,8 +155,9 @@ def test_pictures_of_device_and_loop_have_error_bars_hovers_and_a_colour_for_eac
         for vocab in (1000, 2000):
             loop = {"chained_ms": 2.0, "device_ci_low_ms": 0.9, "device_ci_high_ms": 1.2, "peak_gib": 2.0 - at / 30}
             add(f"v{at}", **measured(1.0 + at, vocab=vocab, **loop))
-    add("alone", **measured(3.0, tokens=64, loss="forward_kl"))
-    add("other", **measured(6.0, tokens=64, loss="forward_kl"))
+    alone = {"tokens": 64, "loss": "forward_kl", "device_ci_low_ms": 2.7}
+    add("alone", **measured(3.0, device_ci_high_ms=3.6, **alone))
+    add("other", **measured(6.0, device_ci_high_ms=9.0, **alone))
     made = page(frame())
     device, loop = re.findall("<svg.*?</svg>", made, re.DOTALL)
     assert "device time" in device and "time in a loop" in loop
@@ -167,7 +168,9 @@ def test_pictures_of_device_and_loop_have_error_bars_hovers_and_a_colour_for_eac
         in device
     )
     assert "Time in a loop by size" in Page(made).text
-    assert re.findall(r"width: ([\d.]+)%", made)[-2:] == ["50.0", "100.0"]  # bars of a single problem
+    bars = made[made.rindex('<div class="bars">') :]  # of a single problem
+    assert re.findall(r"<i style=\"width: ([\d.]+)%", bars) == ["33.33", "66.67"]
+    assert re.findall(r"margin-left: ([\d.]+)%; width: ([\d.]+)%", bars) == [("30.0", "10.0"), ("30.0", "70.0")]
     assert "Least memory: v29, with 52% of the fastest variant's." in Page(made).text
 
 

@@ -191,6 +191,12 @@ def short_text(text: str, limit: int) -> str:
     return line if line == text else f"{line} ~{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:4]}"
 
 
+def interval_of(record: Record, name: str) -> tuple[float, float]:
+    """Return the ends of the confidence interval of a value. Without an interval both are the value itself."""
+    low, high = next((clock.interval for clock in TIMED if clock.column == name), (name, name))
+    return record[low] or record[name], record[high] or record[name]
+
+
 def hover_text(record: Record) -> str:
     """Return the main numbers of a row with their intervals, its status, and its name, as one line."""
     words = [f"{record.column}: {value_text(record['status'])}"]

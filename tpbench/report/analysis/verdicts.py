@@ -1,4 +1,4 @@
-"""What the rows of a grid say together: the fastest variant of each problem, doubts about it, and warnings."""
+"""What the rows of a grid say together: the fastest variant of each problem, doubts about it, and the least memory."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
@@ -6,18 +6,10 @@ from statistics import median
 from typing import NamedTuple
 
 from tpbench.measure.clocks import DECIDING, WALL, Clock
+from tpbench.report.analysis import row_values
 from tpbench.report.analysis.comparison import Ratio, compare, value_of
 from tpbench.report.analysis.grid import Key, RecordGrid
-from tpbench.report.analysis.row_values import (
-    BELOW_FLOOR,
-    Record,
-    counted,
-    is_measurement,
-    metric,
-    ratio_text,
-    remark_marks,
-    value_text,
-)
+from tpbench.report.analysis.row_values import Record, counted, is_measurement, metric, ratio_text, value_text
 
 DOUBTS = {
     "undecided": "two runs scatter as much as the fastest and the runner-up differ, or samples are too few to tell",
@@ -82,16 +74,16 @@ def _verdict(grid: RecordGrid, key: Key, disputed: Collection[str]) -> ProblemVe
     ratio = compare([first], [second], metric(clock.column)) if second else None
     by_wall = min([first, *others], key=lambda record: float(record["time_ms"]))
     slower = compare([by_wall], [first], metric("time_ms"))
-    sized = [record for record in alike if value_of(record, metric("peak_gib"))]
     both = [record for record in (first, second) if record]
     holds = {
         "undecided": ratio is not None and not ratio.decided,
         "alone": ratio is None,
         "wall differs": by_wall["variant"] != first["variant"] and slower is not None and slower.decided,
         "losses differ": any(str(record["row_id"]) in disputed for record in both),
-        "below floor": any(BELOW_FLOOR in remark_marks(record) for record in both),
+        "below floor": any(row_values.BELOW_FLOOR in row_values.remark_marks(record) for record in both),
         "shared host": any(record["beside"] for record in both),
     }
+    sized = [record for record in alike if value_of(record, metric("peak_gib"))]
     smallest = min(sized, key=lambda record: float(record["peak_gib"]), default=None)
     return ProblemVerdict(*place, tuple(filter(holds.get, holds)), clock, first, second, ratio, smallest)
 
@@ -115,9 +107,9 @@ def answer(all_verdicts: Sequence[ProblemVerdict]) -> str:
     text = f"{'Fastest' if compared else 'Measured alone'} in {counted(len(measured), 'problem')}: {', '.join(names)}."
     best = next((name for name, _ in counts if name), None)
     won = [verdict for verdict in measured if best and verdict.winner == best]
-    shares = [verdict.fastest["fraction_of_floor"] for verdict in won if verdict.fastest]
-    known, ratios = [share for share in shares if share], [verdict.ratio.value for verdict in won if verdict.ratio]
-    parts = [f"reaches {median(known):.0%} of the hardware limit"] if known else []
+    shares = [share for verdict in won if verdict.fastest and (share := verdict.fastest["fraction_of_floor"])]
+    ratios = [verdict.ratio.value for verdict in won if verdict.ratio]
+    parts = [f"reaches {median(shares):.0%} of the hardware limit"] if shares else []
     parts += [f"is {ratio_text(median(ratios)).rstrip('x')} times as fast as the next"] if ratios else []
     if parts:
         clocks = " or ".join(sorted({verdict.clock.name for verdict in won}))

@@ -14,19 +14,10 @@ import pandas as pd
 from tpbench import packages
 from tpbench.measure.clocks import CHAINED, DECIDING, WALL
 from tpbench.report import plots
-from tpbench.report.analysis import verdicts
+from tpbench.report.analysis import row_values, verdicts
 from tpbench.report.analysis.comparison import INTERLEAVED_METHOD, METHOD, value_of
 from tpbench.report.analysis.grid import RecordGrid, arrange_rows, disagreements, heading
-from tpbench.report.analysis.row_values import (
-    TITLES,
-    Record,
-    counted,
-    hover_text,
-    metric,
-    number,
-    ratio_text,
-    value_text,
-)
+from tpbench.report.analysis.row_values import TITLES, Record, metric, value_text
 from tpbench.report.pivot import failures, legend, metric_table
 from tpbench.results.schema import STATUSES
 from tpbench.settings import JobError
@@ -59,7 +50,8 @@ def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
         loader=jinja2.PackageLoader("tpbench.report", "page"), autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
-    environment.filters |= {"number": number, "ratio": ratio_text, "hover": hover_text, "counted": counted}
+    filters = ("number", "ratio_text", "hover_text", "counted")
+    environment.filters |= {name: getattr(row_values, name) for name in filters}
     environment.globals |= {"answer": verdicts.answer, "answers": verdicts.answers, "workloads": workloads()}
     css, script = (
         (resources.files(__package__) / name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
@@ -124,10 +116,10 @@ def _figure(grid: RecordGrid, name: str, anchor: str) -> dict[str, Any]:
     shown = metric(name)
     picture = plots.by_size(grid, name, for_page=True) if packages.installed("matplotlib") else None
     parts = [replace(picture, panels=(panel,)) for panel in picture.panels] if picture else []
-    bars: dict[str, list[tuple[int, Record, float]]] = {}
+    bars = {}
     for key, line in grid.lines.items() if picture is None else ():
-        measured = [(at, record, value_of(record, shown)) for at, record in enumerate(line) if record]
-        bars[grid.problem_text(key, grid.varying)] = [(at, row, value) for at, row, value in measured if value]
+        cells = [(at, record, row_values.interval_of(record, name)) for at, record in enumerate(line) if record]
+        bars[grid.problem_text(key, grid.varying)] = [cell for cell in cells if value_of(cell[1], shown)]
     return {
         "title": TITLES[name] + (" by size, with its floor" if picture else ""),
         "metric": shown,
