@@ -1,6 +1,7 @@
-"""Parts of messages: suggestions for a name that does not exist, and text that is safe to print."""
+"""Parts of messages: suggestions for a wrong name, numbers as text, and text that is safe to print."""
 
 import difflib
+import math
 import unicodedata
 from collections.abc import Iterable
 
@@ -47,6 +48,32 @@ def memory_text(gib: float) -> str:
     """Return an amount of memory in a unit of which it has at least one: `20 KiB` in place of 1.91e-05 GiB."""
     exponent = next((power for power in range(3) if gib * 1024**power >= 1), 2)
     return f"{gib * 1024**exponent:.3g} {('GiB', 'MiB', 'KiB')[exponent]}"
+
+
+def number(value: float) -> str:
+    """Return about four significant digits, without an exponent if that is readable."""
+    size = abs(value)
+    if not math.isfinite(value) or 0 < size < 0.1 or size >= 1e15:
+        return f"{value:.3g}"
+    digits = 0 if size >= 1000 else 1 if size >= 100 else 2 if size >= 10 else 3
+    return f"{value:.{digits}f}"
+
+
+def amount(value: float, unit: str) -> str:
+    """Return a number with its unit: less than 0.1 GiB in MiB or KiB."""
+    return memory_text(value) if unit == "GiB" and 0 < value < 0.1 else f"{number(value)} {unit}".rstrip()
+
+
+def ratio_text(ratio: float) -> str:
+    """Return a ratio such as "2.00x". Beyond a thousand its digits say nothing: one of the two values is near zero."""
+    if ratio >= 1000:
+        return ">999x"
+    return f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.1f}x" if ratio < 100 else f"{ratio:.0f}x"
+
+
+def counted(number_of: int, what: str) -> str:
+    """Return a number with its noun, which gets an `s` unless the number is 1."""
+    return f"{number_of} {what}{'' if number_of == 1 else 's'}"
 
 
 def message(error: BaseException) -> str:

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 
 from tpbench.predict.model import COUNTED, ERROR_BAR_SHARE, LARGEST_ERROR, TIMES, Estimate, Prediction
 from tpbench.predict.target import RESERVE_GIB, Target
-from tpbench.report.analysis.row_values import amount, number, ratio_text
 from tpbench.settings import spelled
+from tpbench.suggestions import amount, number, ratio_text
 from tpbench.tables import MISSING, Document, Table, TableCell
 from tpbench.workloads.entropy_loss.cost_model import LossSize
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from tpbench.measure.machine import gpu_handles, known_gpu, load_nvml
 from tpbench.predict.cells import MeasuredCells
-from tpbench.report.analysis.row_values import number
 from tpbench.settings import JobError
+from tpbench.suggestions import number
 
 RESERVE_GIB = 2.0
 """Memory for CUDA's context, NCCL's buffers and fragments that the allocator cannot use."""

@@ -3,13 +3,13 @@
 import argparse
 import io
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pandas as pd
 from rich.console import Console
 
 from tpbench import tables
-from tpbench.report.analysis.row_values import METRICS, metric, metrics_of_all, value_text
+from tpbench.report.analysis.row_values import METRICS, Metric, metric, metrics_of_all, value_text
 from tpbench.report.plots import render
 from tpbench.results.read import load, plain_rows
 from tpbench.results.schema import COLUMN_LIST
@@ -74,11 +74,17 @@ def share(text: str) -> float:
     return value
 
 
-def default_time(frame: pd.DataFrame) -> str:
-    """Return the time by which rows are compared: that of the device, which scatters least, if all of them have it."""
-    measured = frame[frame["status"] == "ok"]
-    on_device = not measured.empty and "device_ms" in measured and measured["device_ms"].notna().all()
-    return "device_ms" if on_device else "time_ms"
+def tested_metric(options: argparse.Namespace, sides: Mapping[str, pd.DataFrame]) -> Metric:
+    """Return the metric by which rows are compared: that of the device, which scatters least, if all rows have it.
+
+    `sides` are rows by their place. Raises JobError if no correct row of a side has the metric.
+    """
+    columns = [frame.loc[frame["status"] == "ok", "device_ms"] for frame in sides.values()]
+    on_device = pd.concat(columns).notna()
+    shown = metric(options.metric or ("device_ms" if len(on_device) and on_device.all() else "time_ms"))
+    for place, frame in sides.items():
+        require_values(frame, shown.name, place)
+    return shown
 
 
 def read_rows(places: Sequence[str]) -> pd.DataFrame:
@@ -141,10 +147,9 @@ def write(content: Document | Picture | str, options: argparse.Namespace, name: 
     if isinstance(content, Picture):
         content = render(content, name)
     elif isinstance(content, Document):
-        on_screen = output is None and form in ("text", "markdown")
-        if not (on_screen and sys.stdout.isatty() and sys.stderr.isatty()):
-            for warning in content.warnings:
-                print(f"report: warning: {warning}", file=sys.stderr)
+        on_screen = output is None and form in ("text", "markdown") and sys.stdout.isatty() and sys.stderr.isatty()
+        for warning in () if on_screen else content.warnings:
+            print(f"report: warning: {warning}", file=sys.stderr)
         if form == "text" and output is None:
             console = Console()  # detects a terminal and its colours
             with console.capture() as capture:  # rich itself would end the process if the pipe is closed

@@ -14,9 +14,8 @@ from tpbench.report.analysis import changes
 from tpbench.report.analysis.changes import CellChange, Comparison
 from tpbench.report.analysis.comparison import value_of
 from tpbench.report.analysis.pairs import ACROSS, pair_cells
-from tpbench.report.analysis.row_values import counted, metric, number
 from tpbench.settings import JobError, user_path
-from tpbench.suggestions import printable, unknown
+from tpbench.suggestions import counted, number, printable, unknown
 from tpbench.tables import Document, Table, TableCell, number_cell
 
 BLIND = 3
@@ -33,14 +32,12 @@ def main(arguments: Sequence[str]) -> int:
         if name not in ACROSS:
             raise JobError(unknown("column to compare across", name, ACROSS))
     before, after, remark = read_sides(options.before, options.after)
-    shown = metric(options.metric or command_line.default_time(pd.concat([before, after])))
     pairs = pair_cells(before, after)
     if not any(old and new for _, old, new in pairs):
         one, other = (next(pair[0] for pair in pairs if pair[side]) for side in (1, 2))
         only = f"{one} is only before, {other} only after"
         raise JobError(f"nothing can be compared, because no cell is on both sides: {only}")
-    for side, frame in ((options.before, before), (options.after, after)):
-        command_line.require_values(frame, shown.name, side)
+    shown = command_line.tested_metric(options, {options.before: before, options.after: after})
     comparison = changes.compare_cells(pairs, shown, options.threshold, allowed)
     command_line.write(comparison_document(comparison, options.simulate), options)
     # Cells of hardware without rows after don't count as missing, nor those of a side that is a part of the other.
@@ -128,15 +125,15 @@ def _summary(comparison: Comparison) -> str:
 def read_sides(before: str, after: str) -> tuple[pd.DataFrame, pd.DataFrame, str]:
     """Return the rows of both sides, and a remark if they share rows, which then count for the smaller side only."""
     sides = {name: _rows(name) for name in (before, after)}
-    names = {name: side["row_id"].astype(str) + " " + side["started_at"].astype(str) for name, side in sides.items()}
-    shared = {*names[before]} & {*names[after]}
-    if shared == {*names[before]} == {*names[after]}:
+    ids = {name: side["row_id"].astype(str) + " " + side["started_at"].astype(str) for name, side in sides.items()}
+    shared = {*ids[before]} & {*ids[after]}
+    if shared == {*ids[before]} == {*ids[after]}:
         raise JobError(
             f"{before} and {after} are the same {len(shared)} rows, so there is nothing to compare. "
             "`tpbench rows PLACE --only sweep_id=ID --into FOLDER` copies the rows of one sweep"
         )
-    larger, smaller = (before, after) if len(sides[before]) >= len(sides[after]) else (after, before)
-    sides[larger] = sides[larger][~names[larger].isin(shared)]
+    smaller, larger = sorted((after, before), key=lambda name: len(sides[name]))
+    sides[larger] = sides[larger][~ids[larger].isin(shared)]
     remark = f"{len(shared)} rows of both sides count for {smaller} only" if shared else ""
     return sides[before], sides[after], remark
 

@@ -12,9 +12,9 @@ from tpbench.report.analysis import changes
 from tpbench.report.analysis.changes import CellChange, Comparison
 from tpbench.report.analysis.comparison import value_of
 from tpbench.report.analysis.pairs import ACROSS, BESIDE, cell_names, remarks, rows_by_cell, stack
-from tpbench.report.analysis.row_values import Metric, Record, counted, metric, number, value_text
+from tpbench.report.analysis.row_values import Metric, Record, value_text
 from tpbench.settings import JobError
-from tpbench.suggestions import printable
+from tpbench.suggestions import counted, number, printable
 from tpbench.tables import MISSING, Document, Table, TableCell, number_cell
 
 Level: TypeAlias = tuple[Record, ...]
@@ -37,8 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_test(0.02)
     options = parser.parse(arguments)
     frame = command_line.selected_rows(options)
-    shown = metric(options.metric or command_line.default_time(frame))
-    command_line.require_values(frame, shown.name)
+    shown = command_line.tested_metric(options, {"": frame})
     history = all_levels(frame, shown)
     pairs = [(name, levels[-2], levels[-1]) for name, levels in history if len(levels) > 1]
     comparison = changes.compare_cells(pairs, shown, options.threshold, ACROSS)
@@ -73,39 +72,39 @@ def all_levels(frame: pd.DataFrame, shown: Metric) -> History:
 
 def _document(history: History, comparison: Comparison, all_cells: bool) -> Document:
     """Return the levels of all cells, or of those whose newest level changed, with a verdict on it."""
-    by_name = {change.name: change for change in comparison.changes}
-    shown, unchanged = comparison.metric, (changes.SAME, changes.UNCLEAR)
-    changed = {change.name for change in comparison.changes if change.verdict not in unchanged}
-    failing = sum(change.verdict == changes.FAILS for change in comparison.changes)
+    newest = {change.name: change for change in comparison.changes}
+    unchanged = (changes.SAME, changes.UNCLEAR)
+    changed = [change for change in comparison.changes if change.verdict not in unchanged]
+    failing = sum(change.verdict == changes.FAILS for change in changed)
     rows = sum(len(level) for _, levels in history for level in levels)
     caption = (
-        f"{shown.name} of {counted(len(history), 'cell')} in {counted(rows, 'row')}: the newest level "
+        f"{comparison.metric.name} of {counted(len(history), 'cell')} in {counted(rows, 'row')}: the newest level "
         f"of {len(changed) - failing} changed, {failing} fail{'s' if failing == 1 else ''} now"
     )
-    sentences = comparison.method()
-    listed = [(name, levels) for name, levels in history if name in changed or all_cells]
+    sentences, names = comparison.method(), {change.name for change in changed}
+    listed = [(name, levels) for name, levels in history if name in names or all_cells]
     if others := len(history) - len(listed):
         sentences.insert(0, f"{counted(others, 'cell')} did not change: --format csv lists their levels, too.")
-    lines = [line for name, levels in listed for line in _lines(name, levels, by_name.get(name), shown)]
+    lines = [
+        _line(name, before, level, newest.get(name) if level is levels[-1] else None, comparison.metric)
+        for name, levels in listed
+        for before, level in itertools.pairwise(((), *levels))
+    ]
     return Document([Table("", COLUMNS, lines)] if lines else [], caption, sentences)
 
 
-def _lines(name: str, levels: Sequence[Level], change: CellChange | None, shown: Metric) -> list[list[TableCell | str]]:
-    """Return a line for each level of a cell. The last one has the verdict on the newest level."""
-    lines: list[list[TableCell | str]] = []
-    for before, level in itertools.pairwise(((), *levels)):
-        newest, row, started = change if level is levels[-1] else None, level[-1], level[0]["started_at"]
-        value, old = changes.level(level, shown), changes.level(before, shown)
-        notes = newest.notes if newest else remarks(before[-1], row, ACROSS) if before else []
-        of_tpbench = value_text(row["git_commit"]) + " and changes" * bool(row["git_dirty"])
-        commit = printable(row["user_commit"] or of_tpbench)
-        lines.append([
-            printable(name), f"{started:%Y-%m-%d %H:%M}" if started else MISSING,
-            TableCell(" ".join([commit[:8], *commit.split()[1:]]), commit), TableCell(str(len(level)), len(level)),
-            number_cell(value, shown.write),
-            number_cell(value / old if value and old else None, number),
-            number_cell(newest.p if newest else None, "{:.2g}".format),
-            TableCell(newest.verdict, kind="bad" if newest.fails else "") if newest else MISSING,
-            printable("; ".join(notes), 300) or ("nothing that rows record" if before else MISSING),
-        ])  # fmt: skip
-    return lines
+def _line(name: str, before: Level, level: Level, newest: CellChange | None, shown: Metric) -> list[TableCell | str]:
+    """Return the line of a level. That of a cell's newest one has the verdict on it (`newest`)."""
+    row, started = level[-1], level[0]["started_at"]
+    value, old = changes.level(level, shown), changes.level(before, shown)
+    notes = newest.notes if newest else remarks(before[-1], row, ACROSS) if before else []
+    commit = printable(row["user_commit"] or value_text(row["git_commit"]) + " and changes" * bool(row["git_dirty"]))
+    return [
+        printable(name), f"{started:%Y-%m-%d %H:%M}" if started else MISSING,
+        TableCell(" ".join([commit[:8], *commit.split()[1:]]), commit), TableCell(str(len(level)), len(level)),
+        number_cell(value, shown.write),
+        number_cell(value / old if value and old else None, number),
+        number_cell(newest.p if newest else None, "{:.2g}".format),
+        TableCell(newest.verdict, kind="bad" if newest.fails else "") if newest else MISSING,
+        printable("; ".join(notes), 300) or ("nothing that rows record" if before else MISSING),
+    ]  # fmt: skip

@@ -9,9 +9,9 @@ import pandas as pd
 from tpbench.report.analysis import row_values
 from tpbench.report.analysis.comparison import INTERLEAVED_METHOD, Ratio, ratios_to_best
 from tpbench.report.analysis.grid import RecordGrid, arrange_rows, disagreements, heading, mixing_note
-from tpbench.report.analysis.row_values import Metric, Record, metric, number, value_text
+from tpbench.report.analysis.row_values import Metric, Record, metric, value_text
 from tpbench.settings import JobError
-from tpbench.suggestions import printable
+from tpbench.suggestions import number, printable, ratio_text
 from tpbench.tables import MISSING, Document, Table, TableCell
 
 FLOOR = "floor"
@@ -88,7 +88,7 @@ def _cell(record: Record, shown: Metric, ratio: Ratio | None, *, wins: bool) -> 
         text += f" ({number(ratio.value)}x{undecided}, {number(ratio.low)} to {number(ratio.high)})"
         notes.insert(0, "interleaved")
     elif ratio:
-        text += f" ({row_values.ratio_text(ratio.value)}{undecided})"
+        text += f" ({ratio_text(ratio.value)}{undecided})"
     notes += ["undecided"] if undecided else []
     kind = "best" if ratio and ratio.value == 1 and wins else ""
     numbers = ratio[:3] if ratio else ()

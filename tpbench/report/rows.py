@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tpbench.report import command_line
-from tpbench.report.analysis.row_values import counted
 from tpbench.results.compact import copy_rows, remove_rows
 from tpbench.settings import JobError, path_argument
-from tpbench.suggestions import printable
+from tpbench.suggestions import counted, printable
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -13,12 +13,12 @@ import pandas as pd
 from tpbench.report.analysis import row_values
 from tpbench.report.analysis.comparison import ratios_to_best
 from tpbench.report.analysis.grid import RecordGrid, arrange_rows, disagreements, heading, row_records
-from tpbench.report.analysis.row_values import Record, column_label, number, ratio_text, value_cell, value_text
+from tpbench.report.analysis.row_values import Record, column_label, value_cell, value_text
 from tpbench.report.pivot import FAILED
 from tpbench.results.current_rows import newest
 from tpbench.results.schema import COLUMN_LIST, all_columns
 from tpbench.settings import JobError
-from tpbench.suggestions import printable, unknown
+from tpbench.suggestions import number, printable, ratio_text, unknown
 from tpbench.tables import MISSING, Document, Table, TableCell, number_cell
 from tpbench.workloads import Study, workloads
 from tpbench.workloads.study_data import Panel, Picture, Series

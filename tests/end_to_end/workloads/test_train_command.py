@@ -14,10 +14,10 @@ from tests.support.composed_jobs import job
 from tpbench.job import Job, parse_job, unsupported_reason
 from tpbench.launcher.attempt import new_task, store
 from tpbench.launcher.planning.plan import ThisHost, skip_reason
-from tpbench.report.analysis.row_values import number
 from tpbench.report.pivot import pivot
 from tpbench.report.studies import study_document
 from tpbench.results.read import plain_rows
+from tpbench.suggestions import number
 from tpbench.worker.task import Task
 
 STEPS = ("steps=6", "warmup_steps=2", "log_interval=2")

@@ -10,9 +10,10 @@ import pytest
 
 from tests.support import synthetic
 from tpbench.report.analysis.comparison import compare, ratios_to_best
-from tpbench.report.analysis.row_values import Record, metric, number, ratio_text
+from tpbench.report.analysis.row_values import Record, metric
 from tpbench.report.pivot import pivot
 from tpbench.results.read import load
+from tpbench.suggestions import number, ratio_text
 from tpbench.tables import as_csv, as_text
 
 

@@ -16,7 +16,7 @@ from tpbench.report.analysis import row_values
 from tpbench.report.analysis.row_values import Record, named, value_item, value_text
 from tpbench.results.current_rows import hardware, newest
 from tpbench.results.read import chosen_options, plain_rows
-from tpbench.suggestions import printable
+from tpbench.suggestions import number, printable
 from tpbench.tables import MISSING
 from tpbench.workloads import Pivot, Workload, workloads
 from tpbench.workloads.definition import workload_of
@@ -208,7 +208,7 @@ def disagreements(rows: Iterable[Record]) -> dict[str, frozenset[str]]:
                 problem += f" {named(name, value)}"
         first, last = (
             f"{value_text(row['label'])} (dp{value_text(row['dp_size'])} x tp{value_text(row['tp_size'])}) "
-            f"{row_values.number(row['loss_value'])}"
+            f"{number(row['loss_value'])}"
             for row in (one, other)
         )
         sentence = (

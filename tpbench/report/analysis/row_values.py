@@ -1,7 +1,6 @@
 """Values of rows: the metrics that a table can show, the marks beside them, and how all of them are written."""
 
 import hashlib
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ from tpbench.measure.clocks import DECIDING, TIMED, statistics_columns
 from tpbench.measure.statistics import is_host_bound
 from tpbench.results.schema import COLUMNS, all_columns
 from tpbench.settings import JobError, spelled
-from tpbench.suggestions import memory_text, printable, unknown
+from tpbench.suggestions import amount, number, printable, unknown
 from tpbench.tables import MISSING, TableCell
 
 METRICS = [column.name for column in COLUMNS if column.better is not None]
@@ -83,32 +82,6 @@ def metric(name: str) -> Metric:
 def metrics_of_all() -> list[str]:
     """Return the names of all metrics, those of single workloads last."""
     return [column.name for column in all_columns().values() if column.better is not None]
-
-
-def number(value: float) -> str:
-    """Return about four significant digits, without an exponent if that is readable."""
-    size = abs(value)
-    if not math.isfinite(value) or 0 < size < 0.1 or size >= 1e15:
-        return f"{value:.3g}"
-    digits = 0 if size >= 1000 else 1 if size >= 100 else 2 if size >= 10 else 3
-    return f"{value:.{digits}f}"
-
-
-def amount(value: float, unit: str) -> str:
-    """Return a number with its unit: less than 0.1 GiB in MiB or KiB."""
-    return memory_text(value) if unit == "GiB" and 0 < value < 0.1 else f"{number(value)} {unit}".rstrip()
-
-
-def ratio_text(ratio: float) -> str:
-    """Return a ratio such as "2.00x". Beyond a thousand its digits say nothing: one of the two values is near zero."""
-    if ratio >= 1000:
-        return ">999x"
-    return f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.1f}x" if ratio < 100 else f"{ratio:.0f}x"
-
-
-def counted(number_of: int, what: str) -> str:
-    """Return a number with its noun, which gets an `s` unless the number is 1."""
-    return f"{number_of} {what}{'' if number_of == 1 else 's'}"
 
 
 def caveat_mark(row: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ from tpbench.report.analysis.row_values import TITLES, Record, metric, value_tex
 from tpbench.report.pivot import failures, legend, metric_table
 from tpbench.results.schema import STATUSES
 from tpbench.settings import JobError
-from tpbench.suggestions import printable
+from tpbench.suggestions import counted, number, printable, ratio_text
 from tpbench.tables import Table
 from tpbench.workloads import workloads
 
@@ -50,8 +50,8 @@ def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
         loader=jinja2.PackageLoader("tpbench.report", "page"), autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
-    filters = ("number", "ratio_text", "hover_text", "counted")
-    environment.filters |= {name: getattr(row_values, name) for name in filters}
+    filters = (number, ratio_text, counted, row_values.hover_text)
+    environment.filters |= {function.__name__: function for function in filters}
     environment.globals |= {"answer": verdicts.answer, "answers": verdicts.answers, "workloads": workloads()}
     css, script = (
         (resources.files(__package__) / name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
