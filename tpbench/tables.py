@@ -5,6 +5,7 @@ meaning in their format.
 """
 
 import csv
+import hashlib
 import io
 import json
 import math
@@ -16,6 +17,9 @@ from typing import Any
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
+
+from tpbench.settings import spelled
+from tpbench.suggestions import printable
 
 MISSING = "-"
 """Text of a value that does not exist."""
@@ -99,15 +103,31 @@ class Document:
     warnings: Sequence[str] = ()
 
 
-def number_or_text(value: Any) -> float | str:
-    """Return a number of Python, also of one of numpy, and anything else as text."""
+def value_text(value: Any) -> str:
+    """Return a value as a command line spells it."""
+    return MISSING if value is None or value != value else short_text(spelled(value), 60)
+
+
+def value_item(value: Any) -> float | str:
+    """Return a number of Python, also of one of numpy, and any other value as a text that is safe to print."""
     value = value.item() if hasattr(value, "item") else value
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else value_text(value)
+
+
+def value_cell(value: Any) -> TableCell:
+    """Return the cell of a value, with the number behind its text."""
+    return TableCell(value_text(value), value_item(value))
 
 
 def number_cell(value: float | None, write: Callable[[float], str]) -> TableCell:
     """Return the cell of a number that `write` makes a text of, or of a missing value."""
     return TableCell(MISSING) if value is None else TableCell(write(value), float(value))
+
+
+def short_text(text: str, limit: int) -> str:
+    """Return a text that is safe to print. If letters are missing, a hash tells it from other long texts."""
+    line = printable(text, limit)
+    return line if line == text else f"{line} ~{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:4]}"
 
 
 def show(document: Document, console: Console) -> None:

@@ -9,13 +9,13 @@ import pandas as pd
 from rich.console import Console
 
 from tpbench import tables
-from tpbench.report.analysis.row_values import METRICS, Metric, metric, metrics_of_all, value_text
+from tpbench.report.analysis.row_values import METRICS, Metric, metric, metrics_of_all
 from tpbench.report.plots import render
 from tpbench.results.read import load, plain_rows
 from tpbench.results.schema import COLUMN_LIST
 from tpbench.settings import JobError, path_argument, spelled, user_path
 from tpbench.suggestions import unknown
-from tpbench.tables import Document
+from tpbench.tables import Document, value_text
 from tpbench.workloads.study_data import Picture
 
 FILTERS = ("workload", "variant", "label", "loss", "dtype", "device", "gpu_name")

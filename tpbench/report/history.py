@@ -12,10 +12,10 @@ from tpbench.report.analysis import changes
 from tpbench.report.analysis.changes import CellChange, Comparison
 from tpbench.report.analysis.comparison import value_of
 from tpbench.report.analysis.pairs import ACROSS, BESIDE, cell_names, remarks, rows_by_cell, stack
-from tpbench.report.analysis.row_values import Metric, Record, value_text
+from tpbench.report.analysis.row_values import Metric, Record
 from tpbench.settings import JobError
 from tpbench.suggestions import counted, number, printable
-from tpbench.tables import MISSING, Document, Table, TableCell, number_cell
+from tpbench.tables import MISSING, Document, Table, TableCell, number_cell, value_text
 
 Level: TypeAlias = tuple[Record, ...]
 History: TypeAlias = Sequence[tuple[str, Sequence[Level]]]

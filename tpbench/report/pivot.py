@@ -9,10 +9,10 @@ import pandas as pd
 from tpbench.report.analysis import row_values
 from tpbench.report.analysis.comparison import INTERLEAVED_METHOD, Ratio, ratios_to_best
 from tpbench.report.analysis.grid import RecordGrid, arrange_rows, disagreements, heading, mixing_note
-from tpbench.report.analysis.row_values import Metric, Record, metric, value_text
+from tpbench.report.analysis.row_values import Metric, Record, metric
 from tpbench.settings import JobError
 from tpbench.suggestions import number, printable, ratio_text
-from tpbench.tables import MISSING, Document, Table, TableCell
+from tpbench.tables import MISSING, Document, Table, TableCell, value_cell, value_text
 
 FLOOR = "floor"
 """Name of the column with the time of the unavoidable bytes and FLOPs."""
@@ -61,7 +61,7 @@ def metric_table(grid: RecordGrid, shown: Metric, *, floor: bool = False) -> Tab
         cells = [_cell(record, shown, ratio, wins=wins) if record else _NOT_RUN for record, ratio in ranked]
         floor_ms = best[0]["floor_ms"] if best else None
         least = _NOT_RUN if floor_ms is None else TableCell(metric("floor_ms").write(floor_ms), float(floor_ms))
-        rows.append([*map(row_values.value_cell, key), *cells, *([least] if floor else [])])
+        rows.append([*map(value_cell, key), *cells, *([least] if floor else [])])
     return Table(
         heading=heading(grid.facts),
         columns=(*map(row_values.column_label, grid.key_names), *grid.columns, *([FLOOR] if floor else [])),

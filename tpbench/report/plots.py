@@ -14,16 +14,9 @@ from typing import TYPE_CHECKING, Any
 from tpbench import packages
 from tpbench.report.analysis.comparison import value_of
 from tpbench.report.analysis.grid import Key, RecordGrid, heading, sort_key
-from tpbench.report.analysis.row_values import (
-    TITLES,
-    column_label,
-    hover_text,
-    interval_of,
-    metric,
-    short_text,
-    value_text,
-)
+from tpbench.report.analysis.row_values import TITLES, column_label, hover_text, interval_of, metric
 from tpbench.settings import JobError
+from tpbench.tables import short_text, value_text
 from tpbench.workloads.study_data import Panel, Picture, Series
 
 if TYPE_CHECKING:

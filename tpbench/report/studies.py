@@ -13,13 +13,13 @@ import pandas as pd
 from tpbench.report.analysis import row_values
 from tpbench.report.analysis.comparison import ratios_to_best
 from tpbench.report.analysis.grid import RecordGrid, arrange_rows, disagreements, heading, row_records
-from tpbench.report.analysis.row_values import Record, column_label, value_cell, value_text
+from tpbench.report.analysis.row_values import Record, column_label
 from tpbench.report.pivot import FAILED
 from tpbench.results.current_rows import newest
 from tpbench.results.schema import COLUMN_LIST, all_columns
 from tpbench.settings import JobError
 from tpbench.suggestions import number, printable, ratio_text, unknown
-from tpbench.tables import MISSING, Document, Table, TableCell, number_cell
+from tpbench.tables import MISSING, Document, Table, TableCell, number_cell, value_cell, value_item, value_text
 from tpbench.workloads import Study, workloads
 from tpbench.workloads.study_data import Panel, Picture, Series
 
@@ -97,7 +97,7 @@ def cell_table(grid: RecordGrid, study: Study, names: Sequence[str]) -> Table | 
         if len(values) > 1:
             keys[column_label(name)] = [value_cell(record.key[at]) for record in lines]
         elif values != {None}:
-            facts[column_label(name)] = row_values.value_item(*values)
+            facts[column_label(name)] = value_item(*values)
     keys["variant"] = [TableCell(record.column) for record in lines]
     columns = {"status": [_status_cell(record, [*filled]) for record in lines]} | compared_with_best(grid, study)
     statuses = {cell.text for cell in columns["status"]}

@@ -14,7 +14,8 @@ from scipy import special
 from tpbench.report.analysis import comparison
 from tpbench.report.analysis.comparison import Observation, Ratio, RunSpread, compare, value_of
 from tpbench.report.analysis.pairs import CellPair, differences, remarks
-from tpbench.report.analysis.row_values import MARKS, Metric, Record, caveat_mark, value_text
+from tpbench.report.analysis.row_values import MARKS, Metric, Record, caveat_mark
+from tpbench.tables import value_text
 
 ALPHA = 0.05
 COMMON_ALPHA = 0.01

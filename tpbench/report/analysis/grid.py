@@ -13,11 +13,11 @@ import pandas as pd
 
 from tpbench.measure.statistics import is_host_bound
 from tpbench.report.analysis import row_values
-from tpbench.report.analysis.row_values import Record, named, value_item, value_text
+from tpbench.report.analysis.row_values import Record, named
 from tpbench.results.current_rows import hardware, newest
 from tpbench.results.read import chosen_options, plain_rows
 from tpbench.suggestions import number, printable
-from tpbench.tables import MISSING
+from tpbench.tables import MISSING, short_text, value_item, value_text
 from tpbench.workloads import Pivot, Workload, workloads
 from tpbench.workloads.definition import workload_of
 
@@ -172,7 +172,7 @@ def _split(rows: list[Record], workload: Workload | None) -> tuple[dict[str, flo
     if rows[0]["hardware"] is None:
         facts["hardware"] = "unknown hardware"
     if form := form_of(workload):
-        facts["form"] = row_values.short_text(form, 200)
+        facts["form"] = short_text(form, 200)
     keys = [*pivot.rows]
     for name, default in (problem_identity(workload) | {"nodes": 1}).items():
         # A row of a cell that was never run may lack a value. That doesn't count as a difference, unless null is one.

@@ -8,8 +8,9 @@ from typing import Any, TypeAlias
 import pandas as pd
 
 from tpbench.report.analysis.grid import form_of, problem_fields, row_records
-from tpbench.report.analysis.row_values import Record, is_measurement, named, value_text
+from tpbench.report.analysis.row_values import Record, is_measurement, named
 from tpbench.results.current_rows import json_object, replaced_rows
+from tpbench.tables import value_text
 from tpbench.workloads import workloads
 from tpbench.workloads.definition import workload_of
 

@@ -1,6 +1,5 @@
 """Values of rows: the metrics that a table can show, the marks beside them, and how all of them are written."""
 
-import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +8,9 @@ from tpbench.columns import Column
 from tpbench.measure.clocks import DECIDING, TIMED, statistics_columns
 from tpbench.measure.statistics import is_host_bound
 from tpbench.results.schema import COLUMNS, all_columns
-from tpbench.settings import JobError, spelled
-from tpbench.suggestions import amount, number, printable, unknown
-from tpbench.tables import MISSING, TableCell
+from tpbench.settings import JobError
+from tpbench.suggestions import amount, number, unknown
+from tpbench.tables import short_text, value_text
 
 METRICS = [column.name for column in COLUMNS if column.better is not None]
 """Metrics of every workload. A workload may add its own."""
@@ -141,27 +140,6 @@ def column_label(name: str) -> str:
 def named(name: str, value: Any) -> str:
     """Return a column with its value, as a report prints them."""
     return f"{column_label(name)}={value_text(value)}"
-
-
-def value_text(value: Any) -> str:
-    """Return a value as a command line spells it."""
-    return MISSING if value is None or value != value else short_text(spelled(value), 60)
-
-
-def value_item(value: Any) -> float | str:
-    """Return a number as it is, and any other value as a text that is safe to print."""
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else value_text(value)
-
-
-def value_cell(value: Any) -> TableCell:
-    """Return the cell of a value, with the number behind its text."""
-    return TableCell(value_text(value), value_item(value))
-
-
-def short_text(text: str, limit: int) -> str:
-    """Return a text that is safe to print. If letters are missing, a hash tells it from other long texts."""
-    line = printable(text, limit)
-    return line if line == text else f"{line} ~{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:4]}"
 
 
 def interval_of(record: Record, name: str) -> tuple[float, float]:

@@ -9,8 +9,9 @@ from tpbench.measure.clocks import DECIDING, WALL, Clock
 from tpbench.report.analysis import row_values
 from tpbench.report.analysis.comparison import Ratio, compare, value_of
 from tpbench.report.analysis.grid import Key, RecordGrid
-from tpbench.report.analysis.row_values import Record, is_measurement, metric, value_text
+from tpbench.report.analysis.row_values import Record, is_measurement, metric
 from tpbench.suggestions import counted, ratio_text
+from tpbench.tables import value_text
 
 DOUBTS = {
     "undecided": "two runs scatter as much as the fastest and the runner-up differ, or samples are too few to tell",

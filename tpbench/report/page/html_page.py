@@ -17,12 +17,12 @@ from tpbench.report import plots
 from tpbench.report.analysis import row_values, verdicts
 from tpbench.report.analysis.comparison import INTERLEAVED_METHOD, METHOD, value_of
 from tpbench.report.analysis.grid import RecordGrid, arrange_rows, disagreements, heading
-from tpbench.report.analysis.row_values import TITLES, Record, metric, value_text
+from tpbench.report.analysis.row_values import TITLES, Record, metric
 from tpbench.report.pivot import failures, legend, metric_table
 from tpbench.results.schema import STATUSES
 from tpbench.settings import JobError
 from tpbench.suggestions import counted, number, printable, ratio_text
-from tpbench.tables import Table
+from tpbench.tables import Table, value_text
 from tpbench.workloads import workloads
 
 MACHINE_FACTS = (

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from tpbench.tables import Table, TableCell, number_cell, number_or_text
+from tpbench.tables import Table, TableCell, number_cell, value_item
 from tpbench.workloads.embedding_grad.crossover import comparable
 from tpbench.workloads.embedding_grad.problem import WORKLOAD, rounded_density
 from tpbench.workloads.sizes import ITEM_BYTES
@@ -56,7 +56,7 @@ def _sent(frame: pd.DataFrame) -> Table:
         shares = [
             sent / (-(-size // row["dp_size"]) * peers * row_mb) for size in (row["table_rows"], EMBEDDING_AND_HEAD)
         ]
-        problem = [TableCell(str(row[name]), number_or_text(row[name])) for name in SENT[:-1]]
+        problem = [TableCell(str(row[name]), value_item(row[name])) for name in SENT[:-1]]
         density, megabytes = number_cell(rounded_density(row), "{:.3g}".format), number_cell(sent, "{:.4g}".format)
         of_tables = (number_cell(share, "{:.1%}".format) for share in shares)
         lines.append((*problem, density, row["variant"], megabytes, *of_tables))

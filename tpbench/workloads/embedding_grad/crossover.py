@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
-from tpbench.tables import Table, TableCell, number_cell, number_or_text
+from tpbench.tables import Table, TableCell, number_cell, value_item
 from tpbench.workloads.embedding_grad.problem import DENSE, is_dense
 from tpbench.workloads.study_data import Picture, Speedups, oldest_first
 
@@ -99,7 +99,7 @@ def _size(group: Speedups, groups: Sequence[Speedups]) -> str:
 
 
 def _speedup_table(group: Speedups) -> Table:
-    facts = {name: number_or_text(value) for name, value in group.facts.items()}
+    facts = {name: value_item(value) for name, value in group.facts.items()}
     ratios = group.by_clock["device_ms"]
     lines = [
         [number_cell(density, _percent), *(number_cell(None if math.isnan(x) else x, "{:.2f}x".format) for x in values)]

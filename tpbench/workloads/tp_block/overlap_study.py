@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from tpbench.measure.clocks import TIMED
-from tpbench.tables import MISSING, Table, TableCell, number_or_text
+from tpbench.tables import MISSING, Table, TableCell, value_item
 from tpbench.workloads.study_data import Picture, Speedups, oldest_first
 from tpbench.workloads.tp_block.workload import PLAIN, traits_of
 
@@ -170,14 +170,14 @@ def _table(what: str, speedups: Speedups, by_clock: Mapping[str, pd.DataFrame], 
     frames = [ratios.reindex(speedups.axis, columns=names).to_numpy().tolist() for ratios in by_clock.values()]
     lines = [
         [
-            TableCell(str(tokens), number_or_text(tokens)),
+            TableCell(str(tokens), value_item(tokens)),
             *(_cell(ratios, [*by_clock], form) for ratios in zip(*of_clocks, strict=True)),
         ]
         for tokens, *of_clocks in zip(speedups.axis, *frames, strict=True)
     ]
     first, *others = (f"by {CLOCKS[clock]}" for clock in by_clock)
     clocks = f"{first} ({', '.join(others)})" if others else first
-    facts = {"ratio": f"{what} {clocks}"} | {name: number_or_text(value) for name, value in speedups.facts.items()}
+    facts = {"ratio": f"{what} {clocks}"} | {name: value_item(value) for name, value in speedups.facts.items()}
     return Table(f"{facts['ratio']}, {_title(speedups)}, {facts['hardware']}", ("tokens", *names), lines, facts)
 
 
