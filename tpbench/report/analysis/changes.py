@@ -244,11 +244,11 @@ def common_changes(made: Comparison) -> list[CellChange]:
     for name, group in groups.items():
         if group["cell"].nunique() >= FEWEST_CELLS:
             ratio = _common_ratio(group, made.spread._replace(factor=1.0))
-            counts = abs(ratio.value - 1) > made.threshold / 2
             is_sure = ratio.p is not None and ratio.p < COMMON_ALPHA
             verdict = verdict_words(made.metric)[ratio.value < 1] if is_sure else UNCLEAR
+            verdict = verdict if abs(ratio.value - 1) > made.threshold / 2 else SAME
             notes = [] if found else [f"above 1 in {above} of {len(made.tested)} cells"]
-            found.append(CellChange(name, verdict=verdict if counts else SAME, ratio=ratio, notes=notes))
+            found.append(CellChange(name, verdict=verdict, ratio=ratio, notes=notes))
     return found
 
 

@@ -166,11 +166,10 @@ def observations(rows: Iterable[Row], shown: Metric) -> list[Observation]:
     observed = []
     for row in rows:
         if value := value_of(row, shown):
-            variance, known = _assumed_variance(row, shown)
             started = row["started_at"].timestamp() if row.get("started_at") else 0.0
-            observed.append(
-                Observation(math.log(value), variance, known, started, row.get("host"), row.get("sweep_id"))
-            )
+            variance, known = _assumed_variance(row, shown)
+            run = {"host": row.get("host"), "run": row.get("sweep_id")}
+            observed.append(Observation(math.log(value), variance, known, started, **run))
     return observed
 
 

@@ -189,31 +189,30 @@ def disagreements(rows: Iterable[Record]) -> dict[str, frozenset[str]]:
     problems: dict[Key, list[Record]] = defaultdict(list)
     for row in rows:
         workload = workload_of(row)
-        if row["status"] == "ok" and row["loss_value"] is not None and workload:
+        if workload and row["status"] == "ok" and row["loss_value"] is not None:
             problems[workload.name, *((name, row[name]) for name in problem_identity(workload))].append(row)
     sentences = {}
     for (_, *fields), equal_rows in problems.items():
-        ordered = sorted(equal_rows, key=lambda row: (math.isnan(row["loss_value"]), row["loss_value"]))
-        one, other = ordered[0], ordered[-1]
-        low, high = one["loss_value"], other["loss_value"]
-        workload = workload_of(one)
+        one, *_, other = sorted(2 * equal_rows, key=lambda row: (math.isnan(row["loss_value"]), row["loss_value"]))
+        low, high, workload = one["loss_value"], other["loss_value"], workload_of(one)
         assert workload
-        tolerance = workload.pivot.loss_tolerance.get(one["dtype"], 1e-4)
+        pivot, defaults = workload.pivot, problem_identity(workload)
+        tolerance = pivot.loss_tolerance.get(one["dtype"], 1e-4)
         if math.isnan(low) or abs(low - high) <= tolerance * max(1.0, abs(low), abs(high)):
             continue
-        defaults, problem = problem_identity(workload), workload.name
-        for name, value in fields:
-            is_told = name in workload.pivot.rows or value != defaults[name]
-            if is_told and value is not None and name not in workload.pivot.implied:
-                problem += f" {named(name, value)}"
+        told = [
+            named(name, value)
+            for name, value in fields
+            if value is not None and name not in pivot.implied and (name in pivot.rows or value != defaults[name])
+        ]
         first, last = (
             f"{value_text(row['label'])} (dp{value_text(row['dp_size'])} x tp{value_text(row['tp_size'])}) "
             f"{number(row['loss_value'])}"
             for row in (one, other)
         )
         sentence = (
-            f"equal problems show different losses ({problem}): {first} and {last}; a share of "
-            f"{tolerance:g} is allowed. Measure both again, and use neither until they agree"
+            f"equal problems show different losses ({' '.join([workload.name, *told])}): {first} and {last}; a share "
+            f"of {tolerance:g} is allowed. Measure both again, and use neither until they agree"
         )
         sentences[printable(sentence, 600)] = frozenset(str(row["row_id"]) for row in equal_rows)
     return sentences

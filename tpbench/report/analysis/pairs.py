@@ -111,12 +111,9 @@ def _identity(record: Record) -> CellIdentity:
     problem = problem_fields(workload) or dict.fromkeys(_NAMED_FIRST)
     defaults = dict.fromkeys(_ALWAYS) | problem | {name: value for name, value in _ALWAYS.items() if value is not None}
     values = {name: default if record.get(name) is None else record[name] for name, default in defaults.items()}
-    values["form"] = form_of(workload) or None
-    plain = (bool, int, float, type(None))
-    return tuple(
-        (name, value if name != "block_cap" and isinstance(value, plain) else str(value))
-        for name, value in values.items()
-    )
+    is_text = {name for name, value in values.items() if name == "block_cap" or isinstance(value, list)}
+    cell = tuple((name, str(value) if name in is_text else value) for name, value in values.items())
+    return (*cell, ("form", form_of(workload) or None))
 
 
 def cell_names(cells: Collection[CellIdentity]) -> dict[CellIdentity, str]:
