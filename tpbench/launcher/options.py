@@ -114,7 +114,7 @@ COMMANDS = {
     "predict": "tpbench.predict.command",
     "collect": "tpbench.launcher.slurm.submitted",
     "compact": "tpbench.results.compact",
-    "rows": "tpbench.report.rows",
+    "rows": "tpbench.console.rows",
     "list": "tpbench.console.listing",
     "doctor": "tpbench.console.doctor",
     "docs": "tpbench.console.docs",

@@ -1,5 +1,5 @@
 """Tables, plots and pages made from rows. Nothing here imports torch.
 
-`command`, `compare`, `history` and `rows` are the commands. `analysis` says what rows show. `pivot` and `studies` make
+`command`, `compare` and `history` are the commands. `analysis` says what rows show. `pivot` and `studies` make
 tables, `plots` pictures with matplotlib, and `page` the HTML report.
 """
