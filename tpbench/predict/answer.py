@@ -78,9 +78,11 @@ def _table(answer: Answer) -> Table:
         f"grows with each doubling beyond what was measured. {UNKNOWN}: the measured cells do not determine it, or "
         f"only within more than {LARGEST_ERROR:.0%}, so measure a cell of about that size",
     ]
-    cells = sum(len(one.model.cells) for one in answer.predictions)
+    cells = [cell for one in answer.predictions for cell in one.model.cells]
+    hosts = ", ".join(sorted({cell.row["host"] for cell in cells}))
+    notes.append(f"the rows are of {hosts}: on another host, wall times may be off by more than +- says")
     return Table(
-        f"{size}: predicted from {cells} cells measured on {target.measured_on}",
+        f"{size}: predicted from {len(cells)} cells measured on {target.measured_on}",
         ("variant", *names, "memory"),
         rows,
         {"verdict": answer.first_sentence} | {name: spelled(value) for name, value in asdict(size).items()},

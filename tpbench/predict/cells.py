@@ -36,12 +36,19 @@ class MeasuredCells:
 
     gpu: str
     cells: tuple[MeasuredCell, ...]
+    on_other_gpus: tuple[MeasuredCell, ...] = ()
 
     @property
     def memory_gib(self) -> float:
         """Memory of the GPU, or 80 GiB if no row says it. A row with a smaller limit says nothing."""
         limits = [cell.row["memory_limit_gib"] for cell in self.cells]
         return max((float(limit) for limit in limits if limit), default=80.0)
+
+
+def slowdown_of(measured_on: str, gpu: str) -> float | None:
+    """Return the datasheets' memory bandwidth of one GPU over that of another. None: one is unknown."""
+    one, other = known_gpu(measured_on), known_gpu(gpu)
+    return one[1] / other[1] if one and other else None
 
 
 def _of_present_code(frame: pd.DataFrame) -> list[MeasuredCell]:
@@ -86,4 +93,5 @@ def measured(frame: pd.DataFrame, gpu: str | None = None) -> MeasuredCells:
         rows = f"no row was measured on {gpu} (there are: {', '.join(sorted(by_gpu))})"
         raise JobError(f"{rows}, and datasheets are known of {', '.join(KNOWN_GPUS)} only: measure a few cells there")
     chosen = max(named or by_gpu, key=lambda name: len(by_gpu[name]))
-    return MeasuredCells(chosen, tuple(by_gpu[chosen]))
+    others = (cell for name, cells in by_gpu.items() if name != chosen for cell in cells)
+    return MeasuredCells(chosen, tuple(by_gpu[chosen]), tuple(others))

@@ -8,15 +8,15 @@ fit leaves at each of them is interpolated (kriging).
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import optimize
+from scipy import interpolate, optimize
 
-from tpbench.predict.cells import MeasuredCell, MeasuredCells
+from tpbench.predict.cells import MeasuredCell, MeasuredCells, slowdown_of
 from tpbench.workloads.entropy_loss.cost_model import LossSize, Terms, counts
 
 MIN_SIZES = 4
@@ -35,6 +35,15 @@ OTHER_GPU_ERROR = 0.3
 within it."""
 TIMES = ("time_ms", "device_ms")
 COUNTED = ("peak_gib", "bytes_communicated")
+AXES: Mapping[str, Callable[[MeasuredCell], object]] = {
+    "size": lambda cell: (cell.size.tokens, cell.size.vocab),
+    "number of ranks": lambda cell: cell.size.tp_size,
+    "loss": lambda cell: cell.size.kind,
+    "host": lambda cell: cell.row["host"],
+}
+"""What is left out to see how well other cells predict it. All cells of a variant with the same value are."""
+GPU = "GPU"
+"""The axis of cells on other GPU models than the one that the models are fitted to."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +80,13 @@ def fit(pairs: Sequence[tuple[Terms, float | None]]) -> Fit:
     """Fit values to terms by least squares of the relative error, with coefficients of at least zero."""
     known = [(terms, value) for terms, value in pairs if value is not None]
     names = list(dict.fromkeys(name for terms, _ in known for name, value in terms.items() if value))
-    matrix = np.array([[terms.get(name, 0.0) for name in names] for terms, _ in known])
-    if not names:
-        return Fit({}, matrix.reshape(len(known), 0))
-    values = np.maximum([value for _, value in known], 1e-9)
-    scales = matrix.max(axis=0)
-    solution, _ = optimize.nnls(matrix / scales / values[:, None], np.ones(len(known)), maxiter=100 * len(names))
+    matrix = np.array([[terms.get(name, 0.0) for name in names] for terms, _ in known]).reshape(len(known), len(names))
+    scales = matrix.max(axis=0, initial=0.0)
+    shares = matrix / scales / np.maximum([value for _, value in known], 1e-9)[:, None]
+    for at, share in enumerate(shares.T):  # of terms that are proportional in all cells the first one counts
+        if any(np.allclose(share, other) for other in shares.T[:at]):
+            shares[:, at] = 0.0
+    solution = optimize.nnls(shares, np.ones(len(known)), maxiter=100 * len(names))[0] if names else scales
     return Fit(dict(zip(names, (solution / scales).tolist(), strict=True)), matrix)
 
 
@@ -130,8 +140,8 @@ class VariantModel:
     """The fits of one variant's memory, sent bytes and times to measured cells."""
 
     def __init__(self, label: str, cells: Sequence[MeasuredCell]) -> None:
-        self.label, self.cells = label, tuple(cells)
-        self.errors: Mapping[tuple[str, str], float] = {}
+        self.label, self.cells, self.kinds = label, tuple(cells), sorted({cell.size.kind for cell in cells})
+        self.errors: Mapping[Any, float] = {}
         """Relative errors by kind and quantity, from `pooled_errors`."""
         counted = [(counts(label, cell.size), cell.row) for cell in cells]
         self.fits = {
@@ -139,28 +149,47 @@ class VariantModel:
             "bytes_communicated": fit([(count.sent, row["bytes_communicated"]) for count, row in counted]),
             "device_ms": fit([(count.time, row["device_ms"]) for count, row in counted]),
         }
-        added = defaultdict(list)
-        for cell in cells:
-            device_ms = self.fits["device_ms"](counts(label, cell.size).time)
-            if cell.row["time_ms"] is not None and device_ms is not None:
-                added[cell.size.tp_size > 1].append(cell.row["time_ms"] - device_ms)
-        self.host_ms = {several: max(0.0, statistics.median(times)) for several, times in added.items()}
-        """What the host adds to a device time: of one rank (False), and of several (True)."""
-        self.residuals = {name: self._residuals(name) for name in TIMES}
+        self.hosts = {several: self._host_of(several) for several in (False, True)}
+        """How long the host launches, and what a wall time has on top: of one rank (False), and of several (True)."""
+        self.left = {name: self._interpolator(name) for name in TIMES}
+        """What the fit leaves of the logarithm of a time, by the position of a size. None: no cell was timed."""
 
-    def _residuals(self, name: str) -> dict[LossSize, float]:
-        """Return weights of the sizes that were timed, by which what the fit leaves of them is interpolated."""
+    def _host_of(self, several: bool) -> tuple[float, float] | None:
+        """Return the median time of all launches, 0 if no row has it, and of what a wall time has on top.
+
+        The host launches kernels while the device works. So a wall time is the longer of both, and a rest.
+        """
+        cells = [cell for cell in self.cells if (cell.size.tp_size > 1) == several]
+        launch_ms = [cell.row["launch_ms"] for cell in cells if cell.row.get("launch_ms") is not None]
+        launches = statistics.median(launch_ms) if launch_ms else 0.0
+        pairs = [(cell.row["time_ms"], self._fitted_ms("device_ms", cell.size)) for cell in cells]
+        rests = [
+            wall_ms - max(launches, device_ms) for wall_ms, device_ms in pairs if wall_ms and device_ms is not None
+        ]
+        return (launches, max(0.0, statistics.median(rests))) if rests else None
+
+    def _interpolator(self, name: str) -> interpolate.RBFInterpolator | None:
         timed = [(cell.size, cell.row[name], self._fitted_ms(name, cell.size)) for cell in self.cells]
-        logs = {size: math.log(value / fitted) for size, value, fitted in timed if value and fitted}
-        likeness = np.array([[_likeness(one, other) for other in logs] for one in logs]).reshape(len(logs), len(logs))
-        weights = np.linalg.solve(likeness + NOISE * np.eye(len(logs)), np.array([*logs.values()]))
-        return dict(zip(logs, weights.tolist(), strict=True))
+        pairs = [
+            (self._position(name, size), math.log(value / fitted)) for size, value, fitted in timed if value and fitted
+        ]
+        options = {"kernel": "gaussian", "epsilon": math.sqrt(0.5), "smoothing": NOISE, "degree": -1}
+        return interpolate.RBFInterpolator(*map(np.array, zip(*pairs, strict=True)), **options) if pairs else None
+
+    def _position(self, name: str, size: LossSize) -> list[float]:
+        """Return where a size lies. What the fit leaves is alike within a distance of about 1."""
+        position = [math.log2(getattr(size, name)) / reach for name, reach in REACH.items()]
+        position += [(size.kind == kind) * math.sqrt(0.5) for kind in self.kinds]
+        # What the host of one rank adds says nothing about that of several ranks, which also launches collectives.
+        return [*position, 10.0 * (name == "time_ms" and size.tp_size > 1)]
 
     def _fitted_ms(self, name: str, size: LossSize, slowdown: float = 1.0) -> float | None:
         """Return the fitted part of a time, or None without measured cells of its loss, or over as few ranks."""
         device_ms = self.fits["device_ms"](counts(self.label, size).time, slowdown)
-        host_ms = self.host_ms.get(size.tp_size > 1) if name == "time_ms" else 0.0
-        return None if device_ms is None or host_ms is None else device_ms + host_ms
+        if name == "device_ms" or device_ms is None:
+            return device_ms
+        host = self.hosts[size.tp_size > 1]
+        return max(host[0], device_ms) + host[1] if host else None
 
     def value(self, name: str, size: LossSize, slowdown: float = 1.0) -> float | None:
         """Return one of `TIMES` or `COUNTED`, or None if the cells do not determine it.
@@ -172,7 +201,8 @@ class VariantModel:
             return self.fits[name](terms) if self.fits[name].determines(terms) else None
         if (fitted := self._fitted_ms(name, size, slowdown)) is None:
             return None
-        return fitted * math.exp(sum(_likeness(size, at) * weight for at, weight in self.residuals[name].items()))
+        left = self.left[name]
+        return fitted * math.exp(left([self._position(name, size)])[0]) if left else fitted
 
     def __call__(self, size: LossSize, slowdown: float | None = 1.0) -> Prediction:
         """Return the prediction for a size.
@@ -182,24 +212,17 @@ class VariantModel:
         kind, stretch = place_of(self.cells, size)
         estimates = {}
         for name in (*TIMES, *COUNTED) if slowdown else COUNTED:
-            value, error = self.value(name, size, slowdown or 1.0), self.errors.get((kind, name), math.inf) * stretch
-            if slowdown != 1.0 and name in TIMES:
-                error = math.hypot(error, OTHER_GPU_ERROR)
+            value = self.value(name, size, slowdown or 1.0)
+            error = error_bar(self.errors, name, kind, stretch, slowdown != 1.0)
             estimates[name] = Estimate(0.0, math.inf) if value is None else Estimate(value, error)
         return Prediction(self, size, estimates)
-
-
-def _likeness(one: LossSize, other: LossSize) -> float:
-    """Return how alike what the fit leaves of the times of two sizes is, from 0 to 1."""
-    doublings = [math.log2(getattr(one, name) / getattr(other, name)) / reach for name, reach in REACH.items()]
-    return math.exp(-(sum(doubling**2 for doubling in doublings) + (one.kind != other.kind)) / 2)
 
 
 def place_of(cells: Sequence[MeasuredCell], size: LossSize) -> tuple[str, float]:
     """Return what is new about a size beside measured cells, and the factor by which its error grows with distance.
 
-    What is new is the loss, the `size`, or the number of ranks: `fewer ranks` than all cells of the loss, or `ranks`.
-    Outside the measured range the error grows once more with each `REACH`.
+    What is new is the loss, the `size`, or the number of ranks: `ranks between` those of cells of the loss, `one rank`,
+    `fewer ranks` or `more ranks`. Outside the measured range the error grows once more with each `REACH`.
     """
     alike = [cell.size for cell in cells if cell.size.kind == size.kind]
     if not alike:
@@ -209,13 +232,17 @@ def place_of(cells: Sequence[MeasuredCell], size: LossSize) -> tuple[str, float]
         value, measured = getattr(size, name), [getattr(other, name) for other in alike]
         beyond.append(max(0.0, math.log2(value / max(measured)), math.log2(min(measured) / value)) / reach)
     stretch, ranks = 1 + math.hypot(*beyond), {other.tp_size for other in alike}
-    if size.tp_size in ranks:
-        return "size", stretch
-    return "fewer ranks" if size.tp_size < min(ranks) else "ranks", stretch
+    if size.tp_size in ranks or size.tp_size == 1:
+        return "size" if size.tp_size in ranks else "one rank", stretch
+    beyond_ranks = ("fewer ranks", "ranks between", "more ranks")
+    return beyond_ranks[(size.tp_size > min(ranks)) + (size.tp_size > max(ranks))], stretch
 
 
 def models(measured: MeasuredCells) -> tuple[dict[str, VariantModel], pd.DataFrame]:
-    """Return a model for each variant that was measured often enough, most measured first, and `leave_out` of all."""
+    """Return a model for each variant that was measured often enough, most measured first, and what `leave_out` found.
+
+    Cells on other GPUs are predicted, too, as if they had been left out.
+    """
     by_label = defaultdict(list)
     for cell in measured.cells:
         by_label[cell.label].append(cell)
@@ -224,46 +251,60 @@ def models(measured: MeasuredCells) -> tuple[dict[str, VariantModel], pd.DataFra
         for label, cells in sorted(by_label.items(), key=lambda item: -len(item[1]))
         if len({cell.size for cell in cells}) >= MIN_SIZES
     }
-    left_out = pd.DataFrame([line for model in found.values() for line in leave_out(model)])
+    lines = [line for model in found.values() for line in leave_out(model)]
+    for cell in measured.on_other_gpus:
+        if cell.label in found and (slowdown := slowdown_of(measured.gpu, gpu := cell.row["gpu_name"])):
+            lines += _errors(found[cell.label], cell, GPU, gpu, slowdown)
+    left_out = pd.DataFrame(lines, columns=["label", "axis", "group", "kind", "stretch", "inside", "name", "error"])
     for model in found.values():
         model.errors = pooled_errors(left_out)
     return found, left_out
 
 
-def leave_out(model: VariantModel) -> list[dict[str, Any]]:
-    """Return the relative errors of each quantity, a line for each cell that cells of other sizes or ranks predict.
-
-    `axis` and `group` say what was left out, `kind` and `stretch` where the cell then lies, and `inside` whether that
-    is within the measured range. An error is missing if it is unknown.
-    """
+def leave_out(model: VariantModel) -> list[tuple[Any, ...]]:
+    """Return the errors of each cell if it and all cells with its value on an axis are left out of the model."""
     lines = []
-    for axis, names in {"size": ("tokens", "vocab"), "tp": ("tp_size",)}.items():
+    for axis, value_of in AXES.items():
         groups = defaultdict(list)
         for cell in model.cells:
-            groups[tuple(getattr(cell.size, name) for name in names)].append(cell)
-        for group, cells in groups.items():
-            others = [cell for cell in model.cells if cell not in cells]
-            other_model = VariantModel(model.label, others)
-            for cell in cells:
-                pairs = {name: (other_model.value(name, cell.size), cell.row[name]) for name in (*TIMES, *COUNTED)}
-                errors = {
-                    name: math.exp(abs(math.log(a / b))) - 1 if a and b else None for name, (a, b) in pairs.items()
-                }
-                kind, stretch = place_of(others, cell.size)
-                place = {"kind": kind, "stretch": stretch, "inside": kind != "loss" and stretch == 1}
-                lines.append({"label": model.label, "axis": axis, "group": group, **place, **errors})
+            groups[value_of(cell)].append(cell)
+        for value, cells in groups.items() if len(groups) > 1 else ():
+            others = VariantModel(model.label, [cell for cell in model.cells if value_of(cell) != value])
+            lines += [line for cell in cells for line in _errors(others, cell, axis, str(value))]
     return lines
 
 
-def pooled_errors(left_out: pd.DataFrame) -> dict[tuple[str, str], float]:
+def _errors(
+    model: VariantModel, cell: MeasuredCell, axis: str, value: str, slowdown: float = 1.0
+) -> list[tuple[Any, ...]]:
+    """Return a line for each quantity of a cell that the model was not fitted to, with its relative error or infinity.
+
+    `kind` and `stretch` say where the cell lies, and `inside` whether that is within the measured range.
+    """
+    kind, stretch = place_of(model.cells, cell.size)
+    inside = stretch == 1 and kind != "loss" and axis != GPU
+    lines = []
+    for name in (*TIMES, *COUNTED):
+        if true := cell.row[name]:
+            predicted = model.value(name, cell.size, slowdown)
+            error = math.exp(abs(math.log(predicted / true))) - 1 if predicted else math.inf
+            lines.append((model.label, axis, value, kind, stretch, inside, name, error))
+    return lines
+
+
+def pooled_errors(left_out: pd.DataFrame) -> dict[Any, float]:
     """Return the error of each kind and quantity within which `ERROR_BAR_SHARE` of the left-out cells lie.
 
-    A single variant has too few cells to tell it, so the cells of all variants count.
+    A single variant has too few cells to tell it, so the cells of all variants count, on the GPU of the models.
     """
     errors = {}
-    for kind, lines in left_out.groupby("kind"):
-        for name in (*TIMES, *COUNTED):
-            if count := len(unit := (lines[name] / lines["stretch"]).dropna()):
-                share = min(1.0, ERROR_BAR_SHARE * (count + 1) / count)  # of few cells, one more may lie beyond all
-                errors[str(kind), name] = max(LEAST_ERROR, float(unit.quantile(share, "higher")))
+    for key, lines in left_out[(left_out["axis"] != GPU) & (left_out["error"] < math.inf)].groupby(["kind", "name"]):
+        share = min(1.0, ERROR_BAR_SHARE * (len(lines) + 1) / len(lines))  # of few cells, one more may lie beyond all
+        errors[key] = max(LEAST_ERROR, float((lines["error"] / lines["stretch"]).quantile(share, "higher")))
     return errors
+
+
+def error_bar(errors: Mapping[Any, float], name: str, kind: str, stretch: float, on_other_gpu: bool) -> float:
+    """Return the relative error that a prediction may have. Infinite: unknown."""
+    error = errors.get((kind, name), math.inf) * stretch
+    return math.hypot(error, OTHER_GPU_ERROR) if on_other_gpu and name in TIMES else error

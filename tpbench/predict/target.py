@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from tpbench.measure.machine import gpu_handles, known_gpu, load_nvml
-from tpbench.predict.cells import MeasuredCells
+from tpbench.predict.cells import MeasuredCells, slowdown_of
 from tpbench.settings import JobError
 from tpbench.suggestions import number
 
@@ -69,7 +69,6 @@ def find_target(cells: MeasuredCells, gpu: str | None = None, memory_gib: float 
     name, own_gib, peers = (gpu, None, True) if gpu else this_gpu() or (cells.gpu, None, True)
     if name.upper() in cells.gpu.upper():
         return Target(memory_gib or own_gib or cells.memory_gib, cells.gpu, 1.0, name, peers)
-    measured_on, facts = known_gpu(cells.gpu), known_gpu(name)
+    facts = known_gpu(name)
     memory_gib = memory_gib or own_gib or (facts[0] if facts else cells.memory_gib)
-    slowdown = measured_on[1] / facts[1] if measured_on and facts else None
-    return Target(memory_gib, cells.gpu, slowdown, name, peers)
+    return Target(memory_gib, cells.gpu, slowdown_of(cells.gpu, name), name, peers)

@@ -102,7 +102,7 @@ def _in_torch(block: str) -> tuple[Tensor, list[Tensor], dict[str, Tensor]]:
 
 @pytest.mark.parametrize("world_size", sorted({1, ranks_here(2)}))
 def test_the_objectives_of_the_guide(world_size: int) -> None:
-    assert len(BLOCKS) == 9
+    assert len(BLOCKS) == 8
     for block in BLOCKS:
         loss, (of_hidden, of_head), metrics = _in_torch(block)
         shards = on_ranks(world_size, _of_ranks, block)

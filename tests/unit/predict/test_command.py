@@ -22,9 +22,30 @@ def test_text_answer(rows, capsys):
 
 
 def test_validation(rows, capsys):
-    assert main(["--validate", "--rows", rows]) == 0
+    assert main(["--validate", "--rows", rows, "--variant", "triton_tp,pytorch_tp_manual"]) == 0
     said = capsys.readouterr().out
     assert "the aims are reached" in said and re.search(r"\na size +\d+ +\d+ +\d+ +(9\d|100)", said)
+    assert re.search(r"\na loss +\d+ +0 +0 ", said) and "a GPU is not validated" in said
+
+
+def test_hosts_and_gpus_are_validated_if_rows_have_several(tmp_path, capsys):
+    """The rows of another GPU are those of the first one, times the ratio of the bandwidths."""
+    one_rank, several = synthetic.SIZES[:3], synthetic.SIZES[3:]
+    for host, gpu, factor, sizes in (
+        ("a", "NVIDIA H200", 1, one_rank),
+        ("b", "NVIDIA H200", 1, several),
+        ("c", "NVIDIA H100 80GB HBM3", 4.8 / 3.35, synthetic.SIZES),
+    ):
+        cells = [
+            synthetic.cell(variant, vocab, tp, host=host, gpu_name=gpu, factor=factor)
+            for variant in synthetic.VARIANTS
+            for vocab, tp in sizes
+        ]
+        synthetic.write(cells, tmp_path, host)
+    main(["--validate", "--gpu", "H200", "--rows", str(tmp_path)])
+    said = capsys.readouterr().out
+    assert "a loss is not validated" in said and "a host is not" not in said and re.search(r"\na host +42 ", said)
+    assert re.search(r"\na GPU +42 +0 +42 +100.0%", said)
 
 
 @pytest.mark.parametrize("counted", ["memory", "sent"])

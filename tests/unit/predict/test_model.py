@@ -43,7 +43,7 @@ def test_rows_of_replaced_code_are_not_those_of_today(tmp_path):
 def test_extrapolation_has_a_larger_error(made):
     near, far = Size(4096, 65536, 4, "cross_entropy"), Size(262144, 262144, 8, "cross_entropy")
     model = made["pytorch_tp_manual"]
-    assert place_of(model.cells, near) == ("size", 1.0) and place_of(model.cells, far)[0] == "ranks"
+    assert place_of(model.cells, near) == ("size", 1.0) and place_of(model.cells, far)[0] == "more ranks"
     assert place_of(model.cells, Size(loss="jsd"))[0] == "loss"
     times = [model(size).estimates["time_ms"] for size in (near, far)]
     assert times[1].error > 4 * times[0].error

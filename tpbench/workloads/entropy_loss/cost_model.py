@@ -74,7 +74,7 @@ def counts(label: str, size: LossSize) -> Counts:
     worked = size.gathered(ranks if gathers else 1)
     memory = {"a row": float(size.tokens), f"worked {size.loss}": worked}
     if ranks == 1:
-        return Counts(memory, {}, {f"launches {size.loss}": 1.0, f"bytes {size.loss}": worked})
+        return Counts(memory, {}, {f"bytes {size.loss}": worked, f"launches {size.loss}": 1.0})
     if gathers:
         memory[f"gathered {size.loss}"] = worked
         unit = size.gathered(1) * (ranks - 1)
@@ -83,8 +83,9 @@ def counts(label: str, size: LossSize) -> Counts:
         if sends_parts(label, size.loss):
             unit *= parts_of_row(size)
     time = {
-        f"launches {size.loss}": 1.0,
         f"bytes {size.loss}": worked,
+        f"launches {size.loss}": 1.0,
+        f"bytes over ranks {size.loss}": worked,
         "collective latency": math.log2(2 * ranks),
         f"collective {size.loss}": unit,
     }
