@@ -28,15 +28,7 @@ from tpbench.launcher.command_line import arguments
 from tpbench.launcher.command_line.outside_choices import command_line_variants
 from tpbench.launcher.display import QUIET_S
 from tpbench.launcher.host import Host
-from tpbench.launcher.options import (
-    CODE,
-    CONF,
-    GROUPS,
-    SlurmSettings,
-    SweepOptions,
-    command_line_names,
-    store_defaults,
-)
+from tpbench.launcher.options import CODE, CONF, GROUPS, SlurmSettings, SweepOptions, command_line_names, store_defaults
 from tpbench.launcher.planning.plan import Request, plan, sweep_options
 from tpbench.launcher.planning.resume import decide
 from tpbench.launcher.runner import Runner, run_sweep
