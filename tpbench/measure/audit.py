@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from tpbench.measure.ranks import from_rank_0, on_any_rank
 from tpbench.measure.session import Context, Session
@@ -92,12 +92,19 @@ class AuditedSession(Session):
     overwrites_inputs = False  # true if a step overwrites inputs, which `restore` then restores
 
 
-def tensors_of(shard: Any) -> list[Tensor]:
-    """Return the tensors in lists, tuples, dictionaries, or in the fields of a dataclass that aren't constant."""
-    if dataclasses.is_dataclass(shard):
-        fields = (field for field in dataclasses.fields(shard) if not field.metadata.get("constant"))
-        shard = [getattr(shard, field.name) for field in fields]
-    return [leaf for leaf in tree_leaves(shard) if isinstance(leaf, Tensor)]
+def named_tensors(value: Any) -> list[tuple[str, Tensor]]:
+    """Return the tensors in lists, tuples, dictionaries, or in the fields of a dataclass that aren't constant, with
+    their names or places."""
+    if dataclasses.is_dataclass(value):
+        fields = (field for field in dataclasses.fields(value) if not field.metadata.get("constant"))
+        value = {field.name: getattr(value, field.name) for field in fields}
+    leaves = [(path, leaf) for path, leaf in tree_flatten_with_path(value)[0] if isinstance(leaf, Tensor)]
+    return [(getattr(path[0], "key", keystr(path)) if len(path) == 1 else keystr(path), leaf) for path, leaf in leaves]
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """Return the tensors of `named_tensors`."""
+    return [tensor for _, tensor in named_tensors(value)]
 
 
 def common_seed() -> int:

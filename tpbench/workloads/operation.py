@@ -4,7 +4,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from itertools import filterfalse
 from typing import Any
 
@@ -12,10 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
-from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from tpbench.comm.collectives import gather_objects
-from tpbench.measure.audit import AuditedSession, Inputs, tensors_of
+from tpbench.measure.audit import AuditedSession, Inputs, named_tensors, tensors_of
 from tpbench.measure.rates import compute_ms, gather_gb_per_s, gemm_tflops
 from tpbench.measure.session import Context, Costs, Session, Verdict
 from tpbench.measure.timers import Stopwatch, do_nothing
@@ -351,22 +350,15 @@ def _tensors(function: Callable[..., Any], *arguments: Any) -> dict[str, Tensor]
 
 def _require_dense(function: Callable[..., Any], values: Any, *, writable: bool = False) -> None:
     """Raise WrongReturn for a tensor in a value that cannot be read as a whole, or changed in place (writable)."""
-    if is_dataclass(values):
-        values = {
-            field.name: getattr(values, field.name) for field in fields(values) if not field.metadata.get("constant")
-        }
-    for path, value in tree_flatten_with_path(values)[0]:
-        name = getattr(path[0], "key", keystr(path)) if len(path) == 1 else keystr(path) or "a tensor"
+    for name, value in named_tensors(values):
         why = ""
-        if not isinstance(value, Tensor):
-            continue
         kinds = {"nested": value.is_nested, "on the device meta": value.is_meta, "quantized": value.is_quantized}
         if kind := next(filter(kinds.get, kinds), "" if value.layout == torch.strided else value.layout):
             why = f"is {kind}: return dense tensors with data"
         elif writable and any(size > 1 and not value.stride(dim) for dim, size in enumerate(value.shape)):
             why = "has elements that share memory, as after expand(): return a contiguous() one"
         if why:
-            raise WrongReturn(function, f"{function.__name__} returns {name}, which {why}")
+            raise WrongReturn(function, f"{function.__name__} returns {name or 'a tensor'}, which {why}")
 
 
 def _same_bits(left: Tensor, right: Tensor) -> bool:
