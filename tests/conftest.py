@@ -1,5 +1,6 @@
 """Settings of all tests: Triton's interpreter, hypothesis and threads."""
 
+import atexit
 import gc
 import importlib
 import os
@@ -41,10 +42,6 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
-        gc.collect()
         gc.freeze()
         gc.enable()
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # Triton's library prints what is left when the interpreter ends
+        atexit.register(gc.unfreeze)  # Triton's library prints what is left when the interpreter ends

@@ -1,5 +1,8 @@
 """The doctor on this machine, with the commands that it runs."""
 
+import sys
+
+from tests.support.listening import alone_on_loopback
 from tpbench.console import doctor, information
 
 
@@ -13,9 +16,12 @@ def test_all_findings_of_this_machine(capsys, tmp_path):
     assert f"free in {tmp_path}" in printed
 
 
-def test_torch_and_an_all_reduce(monkeypatch):
-    found = {finding.subject: finding for finding in doctor.torch_findings(0, 2)}
-    assert {subject: finding.state for subject, finding in found.items()} == {"torch": "ok", "GLOO": "ok"}
+def test_an_all_reduce_over_ranks_that_listen_on_loopback_only(tmp_path):
+    code, printed = alone_on_loopback([sys.executable, "-m", "tpbench.console.torch_probe", "0", "2"], tmp_path)
+    assert code == 0 and '["torch", "ok"' in printed and '["GLOO", "ok"' in printed, printed
+
+
+def test_a_torch_that_fails(monkeypatch):
     (failed,) = doctor.torch_findings(1, 2)  # a GPU that torch does not see
     assert failed.state == "fail" and "driver" in failed.fix
     monkeypatch.setattr(doctor.sys, "executable", "/bin/false")

@@ -78,7 +78,7 @@ def test_the_workflow_fails_for_a_worse_variant(tmp_path: Path) -> None:
     """
     workflow = re.findall(r"```yaml\n(.*?)```", (ROOT / "tpbench/docs/ci.md").read_text(), flags=re.DOTALL)[0]
     commands = [step["run"] for step in yaml.safe_load(workflow)["jobs"]["measure"]["steps"] if "run" in step]
-    script = "\n#\n".join(commands).replace("shape=v32k_tp1", "shape=tiny_tp2 device=cpu measure=quick")
+    script = "\n#\n".join(commands).replace("shape=v32k_tp1", "shape=tiny_tp2 tp_size=1 device=cpu measure=quick")
     script = script.replace("cross_entropy,reverse_kl", "cross_entropy")
     script = script.replace("--format", "--metric peak_gib --format")  # a time would depend on the machine
     script = script.replace("my_loss.py:fast_tp,pytorch_gather", "my_loss.py:fast_tp")
@@ -92,7 +92,7 @@ def test_the_workflow_fails_for_a_worse_variant(tmp_path: Path) -> None:
         line = ["bash", "-eo", "pipefail", "-c", lines]
         done = subprocess.run(line, cwd=tmp_path, env=env | {"GITHUB_SHA": commit}, capture_output=True, text=True)
         assert done.returncode == code, done.stderr
-    assert "| my_loss.py:fast_tp vocab=1000 tp=2 | worse |" in (tmp_path / "summary").read_text()
+    assert "| my_loss.py:fast_tp vocab=1000 tp=1 | worse |" in (tmp_path / "summary").read_text()
     assert (tmp_path / "rows/last").readlink() == Path("a")
 
 

@@ -6,7 +6,7 @@ SINGLE = (*SMALL, "tp_size=1")
 """A job of one rank, for faults that meet the launcher or its disk."""
 WITHOUT_END = ("time_budget_s=1000000", "precision=0", "max_iterations=1000000")
 """Settings of a job that never ends by itself."""
-ENDLESS = ("variant=triton_tp", "tokens=2048", "vocab=16384", "tp_size=2", "device=cpu", *WITHOUT_END)
+ENDLESS = (*SMALL, *WITHOUT_END)
 
 AT_RANDOM_MOMENTS = (
     "kill -9 of a rank",

@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import tpbench as package
-from tests.support.command import tpbench
+from tests.support.command import COMMAND
+from tests.support.listening import alone_on_loopback
 
 VARIANTS = """
 import os, signal
@@ -40,12 +41,16 @@ def killed(problem, shard):
 
 
 def test_turns_in_the_order_a_b_b_a_and_a_fault_costs_its_own_cell_only(tmp_path: Path) -> None:
-    """Beside other cells a lack of memory means nothing, so such a cell runs once more, as the only one of its line."""
+    """Beside other cells a lack of memory means nothing, so such a cell runs once more, as the only one of its line.
+
+    No socket of the sweep listens beyond loopback.
+    """
     (tmp_path / "mine.py").write_text(VARIANTS)
-    done = tpbench("-m", "variant=mine.py:manual,pytorch_gather,mine.py:grows,mine.py:killed", "tokens=512",
-                   "vocab=8192", "time_budget_s=60", "max_iterations=4", "order=interleaved",
-                   "reuse=true", "device=cpu", "tp_size=2", "dtype=float32", cwd=tmp_path)  # fmt: skip
-    assert done.returncode == 1, done.stderr
+    sweep = ("-m", "variant=mine.py:manual,pytorch_gather,mine.py:grows,mine.py:killed", "tokens=256", "vocab=8192",
+             "time_budget_s=60", "max_iterations=4", "order=interleaved", "reuse=true", "device=cpu", "tp_size=2",
+             "dtype=float32")  # fmt: skip
+    code, output = alone_on_loopback([*COMMAND, *sweep], tmp_path)
+    assert code == 1, output
     manual, gather, grows, killed = package.load(tmp_path / "outputs").sort_values("cell").to_dict("records")
     assert [row["status"] for row in (manual, gather, grows, killed)] == ["ok"] * 3 + ["error"]
     assert "rank 1 ended with signal 9 (SIGKILL)" in killed["reason"] and killed["interleaved_cells"] == 3

@@ -46,11 +46,16 @@ def set_up(cell: LinearLoss, variant: Variant, here: Rank | None = None) -> Any:
 def cells(name: str, tp_size: int) -> list[LinearLoss]:
     """Return the problems that a variant supports: every loss and dtype, and its options.
 
-    More than two ranks add nothing to a dtype. They have one.
+    A third rank matters only where ranks share rows or columns: for each loss, and with sequence_parallel=true.
     """
     variant = WORKLOAD.variants[name]
-    dtypes = DTYPES if tp_size <= 2 else DTYPES[-1:]
-    found = [problem(loss=loss, dtype=dtype) for loss, dtype in itertools.product(KERNEL_LOSSES, dtypes)]
+    if tp_size > 2:
+        few = [problem(loss=loss, mode=mode) for loss, mode in itertools.product(KERNEL_LOSSES, ("train", "forward"))]
+        if "sequence_parallel" in variant.options:
+            few += [problem(loss=loss, sequence_parallel=True) for loss in ("cross_entropy", "reverse_kl")]
+            few.append(problem(**WIDE, mode="forward", ignored=0.3, sequence_parallel=True))
+        return [cell for cell in few if variant.unsupported_reason(cell, tp_size) is None]
+    found = [problem(loss=loss, dtype=dtype) for loss, dtype in itertools.product(KERNEL_LOSSES, DTYPES)]
     found += [problem(loss=loss, mode="forward") for loss in KERNEL_LOSSES]
     found += [problem(loss="policy", kl_weight=0.1, ignored=0.4, temperature=1.3)]
     found += [problem(loss=loss, top_k=7) for loss in ("soft_cross_entropy", "forward_kl", "reverse_kl")]
