@@ -80,6 +80,28 @@ def collect(sweep: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, capture_output=True, text=True, env=environment(), cwd=cwd)
 
 
+def collected(sweep: Path, cwd: Path, meanwhile: Callable[[], object] = lambda: None) -> tuple[int, str]:
+    """Wait until Slurm has ended all jobs of a sweep. Collect it, and return the exit code and the output.
+
+    `meanwhile` is called again and again while a job waits or runs.
+    """
+    jobs = {each.read_text() for each in sweep.glob("*/slurm_job")}
+
+    def ended() -> bool:
+        if {"PENDING", "RUNNING", "COMPLETING"} & {state for job in jobs for state in state_of(job).split()}:
+            meanwhile()
+            return False
+        return True
+
+    def has_all_rows() -> subprocess.CompletedProcess[str] | None:  # a node may write its row a moment later
+        done = collect(sweep, cwd)
+        return None if done.returncode == 3 else done
+
+    logged_until(cwd, ended, "the end of all jobs")
+    done = logged_until(cwd, has_all_rows, "all rows")
+    return done.returncode, done.stdout + done.stderr
+
+
 def rows(folder: Path) -> list[dict[str, Any]]:
     return package.load(folder / "outputs").sort_values("cell").to_dict("records")  # type: ignore[return-value]
 
@@ -257,7 +279,7 @@ def test_a_resumed_sweep_waits_for_jobs_of_a_killed_launcher_and_one_that_is_can
     assert done.returncode == 0, done.stderr
     assert sorted(row["status"] for row in rows(tmp_path)) == ["error", "ok"]  # nothing in its place yet
     (second,) = set(tmp_path.glob("outputs/sweeps/*")) - {first}
-    logged_until(tmp_path, lambda: collect(second, tmp_path).returncode == 0, "the cell to be done")
+    assert collected(second, tmp_path)[0] == 0
     assert list(newest(package.load(tmp_path / "outputs"))["status"]) == ["ok", "ok"]  # as reports choose rows
     assert collect(first, tmp_path).returncode == 1  # the cancelled job's row stays until resume=true
 
@@ -325,30 +347,17 @@ def test_a_cell_whose_setup_fails_says_why(tmp_path: Path) -> None:
 def test_over_the_time_limit_a_job_is_run_again_as_often_as_was_asked_for(overdue_once: Path) -> None:
     (log,) = overdue_once.glob("outputs/sweeps/*/slurm/*_0_log.out")
     job_id = log.name.removesuffix("_0_log.out")
-    told = "this job is timed-out"
-    logged_until(overdue_once, lambda: told in log.read_text(), "Slurm to tell the job of its end")
+    logged_until(overdue_once, lambda: "this job is timed-out" in log.read_text(), "Slurm to tell the job of its end")
     (sweep,) = overdue_once.glob("outputs/sweeps/*")
-
-    def collected() -> subprocess.CompletedProcess[str] | None:
-        hurry(job_id)
-        done = collect(sweep, overdue_once)
-        return None if done.returncode == 3 else done
-
-    done = logged_until(overdue_once, collected, "the second run")
-    assert done.returncode == 0, done.stdout + done.stderr
+    code, output = collected(sweep, overdue_once, lambda: hurry(job_id))
+    assert code == 0, output
     assert [row["status"] for row in rows(overdue_once)] == ["ok"]
     assert {each.name for each in overdue_once.glob("outputs/sweeps/*/0/node*")} == {"node0", "node0.1"}
 
 
 def test_over_the_time_limit_is_a_timeout_and_the_others_have_their_rows(overdue: Path) -> None:
     (sweep,) = overdue.glob("outputs/sweeps/*")
-
-    def collected() -> subprocess.CompletedProcess[str] | None:
-        done = collect(sweep, overdue)
-        return None if done.returncode == 3 else done
-
-    done = logged_until(overdue, collected, "Slurm to end the jobs")
-    assert done.returncode == 1, done.stderr
-    assert "2 cells: 2 done, 1 of them failed, 0 not done yet" in done.stdout
+    code, output = collected(sweep, overdue)
+    assert code == 1 and "2 cells: 2 done, 1 of them failed, 0 not done yet" in output, output
     assert [row["status"] for row in rows(overdue)] == ["timeout", "ok"]
     assert "Slurm's time limit" in rows(overdue)[0]["reason"] or "TIMEOUT" in rows(overdue)[0]["reason"]

@@ -46,11 +46,10 @@ def test_every_loss_has_its_file() -> None:
     assert {file.stem for file in (CONF / "loss").glob("*.yaml")} == set(KERNEL_LOSSES)
 
 
-@pytest.mark.parametrize("file", sorted(CONF.rglob("*.yaml")), ids=lambda file: f"{file.parent.name}/{file.stem}")
-def test_files_set_only_fields_that_exist(file: Path) -> None:
-    if file.parent.name == "launcher":
-        return
-    assert set(values(file)) - {"shape_workload", "hub_ids"} <= command_line_names()
+def test_files_set_only_fields_that_exist() -> None:
+    allowed = {"shape_workload", "hub_ids"} | command_line_names()
+    for file in CONF.rglob("*.yaml"):
+        assert file.parent.name == "launcher" or set(values(file)) <= allowed, file
 
 
 def test_workloads_name_fields_that_exist() -> None:
@@ -61,7 +60,11 @@ def test_workloads_name_fields_that_exist() -> None:
             assert variant.options <= workload.option_defaults.keys()
 
 
-STUDIES = [file for name in ("sparse_grad*", "tp_over*", "tp_stack") for file in CONF.glob(f"experiment/{name}.yaml")]
+STUDIES = [
+    file
+    for name in ("sparse_grad*", "tp_over*", "tp_stack", "linear_loss")
+    for file in CONF.glob(f"experiment/{name}.yaml")
+]
 
 
 @pytest.mark.parametrize("file", sorted(STUDIES), ids=lambda file: str(file.stem))
@@ -71,7 +74,9 @@ def test_every_choice_of_an_experiment_makes_a_job(file: Path) -> None:
     first = {key: values[0] for key, values in choices.items()}
     lines = [{**first, key: value} for key, values in choices.items() for value in values]  # each choice once
     jobs = [job(*(f"{key}={value}" for key, value in line.items())) for line in lines]
-    assert len({each.workload.name for each in jobs}) == 1 and not any(map(unsupported_reason, jobs))
+    assert len({each.workload.name for each in jobs}) == 1
+    refused = {each.variant for each in jobs if unsupported_reason(each)}
+    assert not refused or file.stem == "linear_loss", refused  # other projects' losses lack some options
     if file.stem == "tp_overlap":
         assert {each.variant for each in jobs} == set(jobs[0].workload.variants)
     if file.stem == "sparse_grad_density":

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-import yaml
 
 from tests.support.command import ROOT
-from tests.support.composed_jobs import composed, job
+from tests.support.composed_jobs import composed
 from tests.support.linear_loss import context, problem
 from tpbench.job import parse_job, unsupported_reason
 from tpbench.workloads.linear_loss.inputs import make_shard
@@ -20,14 +19,6 @@ def test_shapes_say_what_they_hold(shape: str) -> None:
     values = composed("variant=linear_tp", f"shape={shape}")
     assert f"tp{values['tp_size']}" == shape.rpartition("_")[2]
     assert unsupported_reason(parse_job(values)) is None
-
-
-def test_the_experiment_makes_jobs() -> None:
-    content = yaml.safe_load((ROOT / "conf/experiment/linear_loss.yaml").read_text())
-    names, shapes = (content["hydra"]["sweeper"]["params"][key].split(",") for key in ("variant", "shape"))
-    assert {job(f"variant={name}", f"shape={shape}").workload.name for name in names for shape in shapes} == {
-        "linear_loss"
-    }
 
 
 @pytest.mark.parametrize(
