@@ -1,5 +1,6 @@
 """Run the scripts, and import the package, as users do: from any folder, and without torch where none is needed."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -16,31 +17,31 @@ REPORT = ROOT / "scripts/report.py"
 
 WITHOUT_TORCH = """
 import sys
+import tpbench
+assert not {"torch", "pandas", "pyarrow"} & sys.modules.keys()
 from tpbench.console import information
-for line in sys.argv[1:]:
-    assert information(line.split()) == 0 and "torch" not in sys.modules, line
+from tpbench.__main__ import main
+heavy = {"torch", "triton", "transformers"}
+*lines, sweep = sys.argv[1:]
+for line in lines:
+    assert information(line.split()) == 0 and not heavy & sys.modules.keys(), line
+sys.argv[1:] = sweep.split()
+main()
+assert not heavy & sys.modules.keys()
 """
 
 
-def test_reports_predictions_and_lists_import_no_torch(tmp_path: Path) -> None:
+def test_reports_predictions_lists_and_plans_import_no_torch(tmp_path: Path) -> None:
+    """The models of the plan are a choice of conf/model and a folder."""
     synthetic.write(synthetic.cells(), tmp_path / "out")
-    commands = ["report out", "predict --rows out", "list", "new my.py"]
-    line = [sys.executable, "-c", WITHOUT_TORCH, *commands]
+    (tmp_path / "folder").mkdir()
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "vocab_size": 128}  # fmt: skip
+    (tmp_path / "folder/config.json").write_text(json.dumps({"model_type": "llama", **sizes}))
+    plan = "-m variant=fsdp shape=tiny_train_dp2 model=tiny_qwen3,./folder device=cpu dry_run=true"
+    line = [sys.executable, "-c", WITHOUT_TORCH, "report out", "predict --rows out", "list", "new my.py", plan]
     done = subprocess.run(line, cwd=tmp_path, env=environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize(
-    ("modules", "heavy"),
-    [
-        ("tpbench", {"torch", "pandas", "pyarrow"}),
-        ("tpbench.launcher.sweep, tpbench.results.read, tpbench.report", {"torch", "triton"}),
-    ],
-)
-def test_imports_are_cheap(modules: str, heavy: set[str]) -> None:
-    probe = f"import sys, {modules}; sys.exit(' '.join({heavy} & set(sys.modules)) or 0)"
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, cwd=ROOT)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0 and "2 cells, 2 to run" in done.stdout, done.stderr
 
 
 def test_a_terminal_without_unicode(tmp_path: Path) -> None:

@@ -197,8 +197,8 @@ class Running:
 
 
 def gone(processes: list[psutil.Process]) -> bool:
-    """Return whether all processes end within a minute. A zombie counts as ended."""
-    deadline = time.monotonic() + 60
+    """Return whether all processes end within some minutes. A zombie counts as ended."""
+    deadline = time.monotonic() + 200
     while time.monotonic() < deadline:
         if not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in processes):
             return True

@@ -69,7 +69,7 @@ def test_a_command_of_slurm_that_is_silent_delays_no_end(tmp_path: Path, monkeyp
     (tmp_path / "squeue").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     began = time.monotonic()
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
     with pytest.raises(Terminated), interrupts.noted():
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
         cluster.states(["1"])
     assert time.monotonic() - began < 20

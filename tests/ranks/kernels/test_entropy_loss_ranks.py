@@ -192,7 +192,7 @@ def _late(rank: Rank, logits: torch.Tensor, target: torch.Tensor, loss: Any) -> 
 
         def meet_and_sleep(*arguments: Any, late: int | None = late) -> None:
             meet(*arguments)
-            torch.cuda._sleep(50_000_000 * (late == rank.rank))  # 30 ms: other processes may have the GPU
+            torch.cuda._sleep(10**9 * (late == rank.rank))  # half a second: others may have the GPU and the cores
 
         def look_and_meet(*arguments: Any) -> None:
             found.append(left.clone())

@@ -13,19 +13,6 @@ from tpbench.workloads.embedding_grad.exchanges.counted import CountedCollective
 pytestmark = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 
 
-def wrong_verdict(here: Rank) -> str | None:
-    """Return what is wrong if rank 0's result has a wrong row."""
-    session = new_session(here, problem(search="host"), "sparse_all_to_all")
-    session.step()
-    if here.rank == 0:
-        session.prepared.result()[5] += 1.0
-    return session.check().wrong
-
-
-def test_an_error_of_one_rank_is_known_to_every_rank() -> None:
-    assert all("grad_error" in str(wrong) for wrong in run_on_ranks(2, wrong_verdict))
-
-
 def details_of(here: Rank) -> tuple[dict[str, Any], str | None]:
     """Return a row's columns in a training step, and the verdict after one rank has a wrong index.
 

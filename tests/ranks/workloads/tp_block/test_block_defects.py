@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from unittest import mock
@@ -39,6 +40,7 @@ DEFECTS: dict[str, tuple[Callable[[BlockResult], Tensor], Callable[[Tensor], obj
     "a column of the output": (lambda of: of.output[:, 7], zero, "output"),
     "an element": (lambda of: of.grad_input.view(-1)[of.grad_input.abs().argmax()], zero, "the gradient of input"),
     "an element of a norm": (lambda of: of.grads["mlp_norm"][:1], scaled(1.5), "the gradient of mlp_norm"),
+    "a gradient of nan": (lambda of: of.grad_input[-1], scaled(math.nan), "the gradient of input"),
     "two rows": (lambda of: of.grads["down"][5:7], swap, "the gradient of down"),
     "two columns": (lambda of: of.grads["qkv"].t()[5:7], swap, "the gradient of qkv"),
     "64 rows": (lambda of: of.grads["down"][64:128], scaled(1.03), "the gradient of down"),
