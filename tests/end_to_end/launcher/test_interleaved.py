@@ -46,7 +46,7 @@ def test_turns_in_the_order_a_b_b_a_and_a_fault_costs_its_own_cell_only(tmp_path
     No socket of the sweep listens beyond loopback.
     """
     (tmp_path / "mine.py").write_text(VARIANTS)
-    sweep = ("-m", "variant=mine.py:manual,pytorch_gather,mine.py:grows,mine.py:killed", "tokens=128", "vocab=8192",
+    sweep = ("-m", "variant=mine.py:manual,pytorch_gather,mine.py:grows,mine.py:killed", "tokens=256", "vocab=8192",
              "time_budget_s=60", "max_iterations=4", "order=interleaved", "reuse=true", "device=cpu", "tp_size=2",
              "dtype=float32")  # fmt: skip
     code, output = alone_on_loopback([*COMMAND, *sweep], tmp_path)

@@ -51,6 +51,7 @@ def cells(name: str, tp_size: int) -> list[LinearLoss]:
     variant = WORKLOAD.variants[name]
     if tp_size > 2:
         few = [problem(loss=loss, mode=mode) for loss, mode in itertools.product(KERNEL_LOSSES, ("train", "forward"))]
+        few.append(problem(**WIDE))  # for those that need shards of one size
         if "sequence_parallel" in variant.options:
             few += [problem(loss=loss, sequence_parallel=True) for loss in ("cross_entropy", "reverse_kl")]
             few.append(problem(**WIDE, mode="forward", ignored=0.3, sequence_parallel=True))
