@@ -62,7 +62,8 @@ class LossOracle(ABC):
         problem, shape = self.problem, (self.problem.tokens,)
         outputs = {"loss": Compared(output.loss, (), None, "loss_error"), **self.gradients(output)}
         limits = self.limits()
-        if output.row_loss is not None:  # few variants return it, so loss_error is of the mean alone
+        # Few variants return row_loss, so loss_error is of the mean alone. All ranks must compare the same outputs.
+        if all(gather_objects(output.row_loss is not None)):
             outputs["row_loss"] = Compared(output.row_loss, shape, None, "row_loss_error")
             limits["row_loss_error"] = limits["loss_error"]
         if problem.entropy:
