@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.support.kernel_reference import DEVICE, assert_near, columns_of, make_linear, on_ranks
-from tests.support.ranks import Rank, ranks_here, run_on_ranks
+from tests.support.ranks import Rank, ranks_here
 from tpbench.kernels import EntropyLoss, LinearEntropyLoss, entropy_loss, linear_entropy_loss
 
 ROWS, VOCAB = 9, 101
@@ -163,6 +163,6 @@ def _wrong(rank: Rank, wrong: str) -> str:
 
 
 def test_wrong_columns_are_an_error_on_every_rank() -> None:
-    outside, unequal = (run_on_ranks(2, _wrong, wrong) for wrong in ("outside", "unequal"))
+    outside, unequal = (on_ranks(2, _wrong, wrong) for wrong in ("outside", "unequal"))
     assert all("columns must be from 0 to 100 in rows that count, got 101" in each for each in outside), outside
     assert all(each for each in unequal), unequal

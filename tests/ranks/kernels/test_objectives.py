@@ -243,13 +243,13 @@ def _wrong_on_one_rank(rank: Rank, wrong: str) -> str:
 
 
 def test_a_wrong_tensor_on_one_rank_is_an_error_on_all() -> None:
-    wrong, unequal = (run_on_ranks(2, _wrong_on_one_rank, wrong) for wrong in ("shape", "dtype"))
+    wrong, unequal = (on_ranks(2, _wrong_on_one_rank, wrong) for wrong in ("shape", "dtype"))
     first, second = (each.partition("power must be a tensor of rows for the loss")[::2] for each in wrong)
     assert (first[0], second[0]) == ("on rank 1: ", "") and first[1] == second[1] and "got (4,)" in first[1]
     assert all(
         "power differs between ranks: ['torch.float32', 9] on rank 0, ['torch.float64', 9]" in each for each in unequal
     )
-    assert run_on_ranks(2, _wrong_on_one_rank, "none") == ["", ""]
+    assert on_ranks(2, _wrong_on_one_rank, "none") == ["", ""]
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "logprob", "soft_cross_entropy", "forward_kl", "reverse_kl", "jsd"])
