@@ -10,7 +10,7 @@ import pandas as pd
 from tpbench.measure.machine import RECORDED_VARIABLES
 from tpbench.report import command_line
 from tpbench.report.analysis.grid import arrange_rows
-from tpbench.report.analysis.row_values import METRICS, metrics_of_all
+from tpbench.report.analysis.row_values import METRICS
 from tpbench.report.command_line import TABLES
 from tpbench.report.pivot import pivot
 from tpbench.report.plots import PLOTS, plot
@@ -67,8 +67,7 @@ def _parser() -> command_line.ReportParser:
 def _check(options: argparse.Namespace) -> None:
     """Raise JobError for options that don't fit together."""
     is_picture, of_cells = options.format == "svg", options.study is not None or options.columns is not None
-    for what, valid in (("metric", [*metrics_of_all()]), ("study", [*studies()]), ("plot", [*PLOTS])):
-        name = getattr(options, what)
+    for what, name, valid in (("study", options.study, [*studies()]), ("plot", options.plot, [*PLOTS])):
         if name is not None and name not in valid:
             raise JobError(unknown(what, name, valid))
     if (options.plot is not None) != (is_picture and options.study is None):

@@ -136,9 +136,9 @@ def require_values(frame: pd.DataFrame, name: str, where: str = "") -> None:
     """Raise JobError if no correct row has the metric. If no row is correct, a report shows the failures."""
     measured = frame[frame["status"] == "ok"]
     present = [other for other in metrics_of_all() if other in measured and measured[other].notna().any()]
+    doc, place = metric(name).doc, where and f" of {where}"
     if not measured.empty and name not in present:
-        place = where and f" of {where}"
-        raise JobError(f"no row{place} has {name} ({metric(name).doc}); they have: {', '.join(present)}")
+        raise JobError(f"no row{place} has {name} ({doc}); they have: {', '.join(present)}")
 
 
 def write(content: Document | Picture | str, options: argparse.Namespace, name: str = "") -> None:

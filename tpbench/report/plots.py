@@ -116,7 +116,8 @@ def render(picture: Picture, name: str, *, inline: bool = False) -> str:
     with matplotlib.rc_context(), resources.as_file(resources.files(__package__) / "page/picture.mplstyle") as style:
         matplotlib.rc_file(style)
         matplotlib.rcParams["svg.hashsalt"] = name
-        colours = COLOURS | {f"s{at}": colour for at, colour in enumerate(_series_colours())}
+        of_series: Any = matplotlib.rcParams["axes.prop_cycle"].by_key()["color"]
+        colours = COLOURS | {f"s{at}": colour for at, colour in enumerate(of_series)}
         figure = draw_panels(picture, legend=not inline)
         figure.suptitle(picture.heading, fontsize=8)
         canvas: Any = FigureCanvasSVG(figure)  # `savefig` would draw the figure twice, once for its layout
@@ -167,8 +168,8 @@ def draw_panels(picture: Picture, *, legend: bool = True) -> Figure:
             axes.tick_params(axis="y", which="minor", left=False)
     _scale_y(grid[0][0], picture)  # all panels share its y axis
     if legend:
-        named = (zip(*axes.get_legend_handles_labels(), strict=True) for axes in grid.flat)
-        handles = {text: handle for of_axes in named for handle, text in of_axes}
+        named = [item for axes in grid.flat for item in zip(*axes.get_legend_handles_labels(), strict=True)]
+        handles = {text: handle for handle, text in named}
         figure.legend(handles.values(), handles.keys(), loc=place, ncols=columns)
     return figure
 
@@ -178,18 +179,12 @@ def _legend_text(label: str) -> str:
     return re.sub("^_", " _", short_text(label, NAME_LETTERS))
 
 
-def _series_colours() -> list[str]:
-    import matplotlib
-
-    return list(matplotlib.rcParams["axes.prop_cycle"].by_key()["color"])
-
-
 def _draw_panel(axes: Axes, panel: Panel, labels: Sequence[str], *, joined: bool) -> None:
     """Draw the series of one panel. The index of a label in `labels` chooses the colour and the marker."""
-    cross_height, colours = 0.99, _series_colours()
+    cross_height = 0.99
     for line in panel.lines:
         index, label = labels.index(line.label), _legend_text(line.label)
-        look: Any = {"color": colours[index % len(colours)], "marker": MARKERS[index % len(MARKERS)]}
+        look: Any = {"color": f"C{index}", "marker": MARKERS[index % len(MARKERS)]}
         if line.points:  # a point on an axis is drawn whole
             look["linestyle"] = "--" if line.dashed else "-" if joined else ""
             axes.plot(*zip(*line.points, strict=True), label=None if line.dashed else label, clip_on=joined, **look)

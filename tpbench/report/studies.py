@@ -155,9 +155,8 @@ def study_picture(frame: pd.DataFrame, name: str) -> Picture:
     if not any(study.module or study.axes for study in by_workload.values()):
         raise JobError(f"the study {name} has no picture: choose --format text, markdown or csv")
     pictures = [module.picture(rows) for module, rows in _computed(frame, by_workload) if hasattr(module, "picture")]
-    for grid in arrange_rows(frame):
-        if (study := by_workload.get(grid.workload)) and study.axes:
-            pictures.append(_points(grid, study))
+    drawn = [(grid, study) for grid in arrange_rows(frame) if (study := by_workload.get(grid.workload)) and study.axes]
+    pictures += itertools.starmap(_points, drawn)
     picture: Picture | None = next(filter(None, pictures), None)
     if picture is None:
         raise JobError(f"these rows have nothing to draw for the study {name}")
@@ -169,21 +168,18 @@ def _points(grid: RecordGrid, study: Study) -> Picture | None:
     across = [at for at, name in enumerate(grid.key_names) if name in study.compared_across]
     others = [at for at in range(len(grid.key_names)) if at not in across]
     options = re.compile(rf" (?:{'|'.join(study.compared_across)})=\S+")
-    panels: dict[tuple[int, str], dict[str, list[tuple[float, float, str]]]] = defaultdict(lambda: defaultdict(list))
+    panels: dict[tuple[int, str], dict[str, list[tuple[tuple[float, float], str]]]] = {}
     for record in grid.records:
         x, y = (record[name] for name in study.axes)
         if row_values.is_measurement(record) and x is not None and y is not None:
-            ranks = record["tp_size"] * record["dp_size"]
-            beside = " x ".join(value_text(record.key[at]) for at in across)
-            lines = panels[ranks, grid.problem_text(record.key, others)]
-            lines[options.sub("", record.column)].append((float(x), float(y), beside))
+            place = record["tp_size"] * record["dp_size"], grid.problem_text(record.key, others)
+            points = panels.setdefault(place, {}).setdefault(options.sub("", record.column), [])
+            points.append(((float(x), float(y)), " x ".join(value_text(record.key[at]) for at in across)))
     drawn = []
     for (ranks, problem), by_column in sorted(panels.items(), key=lambda item: item[0][0]):
-        series = []
-        for column, points in by_column.items():
-            xs, ys, texts = zip(*sorted(points), strict=True)
-            series.append(Series(column, tuple(zip(xs, ys, strict=True)), texts=texts))
-        drawn.append(Panel(f"{problem}, {ranks} ranks", tuple(series)))
+        ordered = {column: zip(*sorted(points), strict=True) for column, points in by_column.items()}
+        series = tuple(Series(column, points, texts=texts) for column, (points, texts) in ordered.items())
+        drawn.append(Panel(f"{problem}, {ranks} ranks", series))
     beside = " x ".join(column_label(grid.key_names[at]) for at in across)
     x_label = study.axes[0] + (f" (beside a point: {beside})" if beside else "")
     return Picture(tuple(drawn), x_label, study.axes[1], "from zero") if drawn else None
