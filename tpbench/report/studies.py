@@ -5,7 +5,6 @@ import itertools
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -18,8 +17,8 @@ from tpbench.report.pivot import FAILED
 from tpbench.results.current_rows import newest
 from tpbench.results.schema import COLUMN_LIST, all_columns
 from tpbench.settings import JobError
-from tpbench.suggestions import number, printable, ratio_text, unknown
-from tpbench.tables import MISSING, Document, Table, TableCell, number_cell, value_cell, value_item, value_text
+from tpbench.suggestions import number, ratio_text, unknown
+from tpbench.tables import MISSING, Document, Table, TableCell, number_cell, short_text, value_cell, value_text
 from tpbench.workloads import Study, workloads
 from tpbench.workloads.study_data import Panel, Picture, Series
 
@@ -47,7 +46,7 @@ def study_document(frame: pd.DataFrame, study: str | None, columns: Sequence[str
     if study is not None:
         frame = frame[frame["workload"].isin(by_workload)]
     computed = [] if columns else _computed(frame, by_workload)
-    tables = [_printable(table) for module, rows in computed for table in module.tables(rows)]
+    tables = [table for module, rows in computed for table in module.tables(rows)]
     for grid in arrange_rows(frame) if not computed else ():
         if declared := by_workload.get(grid.workload):
             names = columns or workloads()[grid.workload].study_columns(str(study))
@@ -64,8 +63,13 @@ def study_document(frame: pd.DataFrame, study: str | None, columns: Sequence[str
 
 
 def _computed(frame: pd.DataFrame, by_workload: dict[str, Study]) -> list[tuple[Any, list[Record]]]:
-    """Return the module of each workload that computes the study itself, with its measured rows that are correct."""
+    """Return the module of each workload that computes the study itself, with its measured rows that are correct.
+
+    Their texts are safe to print.
+    """
     measured = [row for row in row_records(frame) if row["status"] == "ok" and not row["interpreted"]]
+    for row in measured:
+        row.update({name: short_text(value, 200) for name, value in row.items() if isinstance(value, str)})
     return [
         (importlib.import_module(study.module), [row for row in measured if row["workload"] == workload])
         for workload, study in by_workload.items()
@@ -73,23 +77,12 @@ def _computed(frame: pd.DataFrame, by_workload: dict[str, Study]) -> list[tuple[
     ]
 
 
-def _printable(table: Table) -> Table:
-    return replace(
-        table,
-        heading=printable(table.heading, 400),
-        columns=tuple(map(printable, table.columns)),
-        rows=[[replace(cell, text=printable(cell.text)) for cell in row] for row in table.cells],
-        facts={name: printable(value) if isinstance(value, str) else value for name, value in table.facts.items()},
-        notes=[printable(note, 400) for note in table.notes],
-    )
-
-
 def cell_table(grid: RecordGrid, study: Study, names: Sequence[str]) -> Table | None:
     """Return a line for each cell of a grid, with those of the columns that some row has, or None if no row has any.
 
     What all cells share stands in the heading.
     """
-    lines, facts, keys = grid.records, dict(grid.facts), dict[str, list[TableCell]]()
+    lines, facts, keys = grid.records, dict[str, Any](grid.facts), dict[str, list[TableCell]]()
     cells = {name: [column_cell(name, record) for record in lines] for name in names}
     filled = {name: column for name, column in cells.items() if any(cell.text != MISSING for cell in column)}
     for at, name in enumerate(grid.key_names):
@@ -97,7 +90,7 @@ def cell_table(grid: RecordGrid, study: Study, names: Sequence[str]) -> Table | 
         if len(values) > 1:
             keys[column_label(name)] = [value_cell(record.key[at]) for record in lines]
         elif values != {None}:
-            facts[column_label(name)] = value_item(*values)
+            facts[column_label(name)] = value_cell(*values).value
     keys["variant"] = [TableCell(record.column) for record in lines]
     columns = {"status": [_status_cell(record, [*filled]) for record in lines]} | compared_with_best(grid, study)
     statuses = {cell.text for cell in columns["status"]}

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from statistics import geometric_mean
 from typing import Any
 
@@ -81,11 +80,8 @@ class Comparison:
     threshold: float
     spread: RunSpread
     changes: Sequence[CellChange]
-
-    @cached_property
-    def common(self) -> list[CellChange]:
-        """The change that all cells have in common, then those of hosts and runs."""
-        return common_changes(self)
+    common: Sequence[CellChange] = ()
+    """The change that all cells have in common, then those of hosts and runs."""
 
     @property
     def tested(self) -> list[CellChange]:
@@ -153,6 +149,7 @@ def compare_cells(
         change.verdict, change.ratio, change.notes = _judge(change, made, allowed)
     for change, p in zip(made.tested, holm([change.p for change in made.tested]), strict=True):
         _conclude(change, p, made)
+    made.common = _common_changes(made)
     return made
 
 
@@ -220,7 +217,7 @@ def holm(p_values: Sequence[Any]) -> list[float]:
     return list(steps.clip(upper=1.0).sort_index())
 
 
-def common_changes(made: Comparison) -> list[CellChange]:
+def _common_changes(made: Comparison) -> list[CellChange]:
     """Return the change of all tested cells together, then of each host and run, against the same one if possible."""
     above = sum(change.ratio.value > 1 for change in made.tested if change.ratio)
     seen = pd.DataFrame(
