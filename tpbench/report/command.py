@@ -14,7 +14,7 @@ from tpbench.report.analysis.row_values import METRICS
 from tpbench.report.command_line import TABLES
 from tpbench.report.pivot import pivot
 from tpbench.report.plots import PLOTS, plot
-from tpbench.report.studies import check_columns, studies, study_document, study_picture
+from tpbench.report.studies import studies, study_document, study_picture
 from tpbench.results.current_rows import json_object, newest
 from tpbench.results.read import plain_rows
 from tpbench.settings import JobError
@@ -94,7 +94,6 @@ def _content(frame: pd.DataFrame, options: argparse.Namespace) -> Document | Pic
         return study_picture(frame, options.study) if options.study else plot(arrange_rows(frame), options.plot)
     if options.study is not None or options.columns is not None:
         columns = [] if options.columns is None else [*map(str.strip, options.columns.split(","))]
-        check_columns(columns, frame)
         return study_document(frame, options.study, columns)
     if options.format == "json" and options.metric is None:
         rows = newest(frame).dropna(axis="columns", how="all")

@@ -32,24 +32,21 @@ def studies() -> dict[str, dict[str, Study]]:
     return by_name
 
 
-def check_columns(names: Sequence[str], frame: pd.DataFrame) -> None:
-    """Raise JobError that names a column of no row. A name may be a ratio such as time_ms/device_ms."""
+def study_document(frame: pd.DataFrame, study: str | None, columns: Sequence[str] = ()) -> Document:
+    """Return the tables of a study, or of chosen columns, as A or the ratio A/B. Raises JobError if there is none."""
     known = {*all_columns(), *frame.columns}  # a row may have a field that its operation has no more
-    for part in itertools.chain.from_iterable(name.split("/", 1) for name in names):
+    for part in itertools.chain.from_iterable(name.split("/", 1) for name in columns):
         if part not in known:
             raise JobError(unknown("column", part, known, COLUMN_LIST))
-
-
-def study_document(frame: pd.DataFrame, study: str | None, columns: Sequence[str] = ()) -> Document:
-    """Return the tables of a study, or of chosen columns. Raises JobError if there is none."""
     by_workload = dict.fromkeys(workloads(), Study("")) if study is None else studies()[study]
     if study is not None:
         frame = frame[frame["workload"].isin(by_workload)]
     computed = [] if columns else _computed(frame, by_workload)
     tables = [table for module, rows in computed for table in module.tables(rows)]
     for grid in arrange_rows(frame) if not computed else ():
-        if declared := by_workload.get(grid.workload):
-            names = columns or workloads()[grid.workload].study_columns(str(study))
+        workload = str(grid.facts["workload"])
+        if declared := by_workload.get(workload):
+            names = columns or workloads()[workload].study_columns(str(study))
             tables += filter(None, [cell_table(grid, declared, names)])
     if len(frame) and columns and not tables:
         raise JobError(f"these rows have no {' and no '.join(columns)}")
@@ -148,7 +145,11 @@ def study_picture(frame: pd.DataFrame, name: str) -> Picture:
     if not any(study.module or study.axes for study in by_workload.values()):
         raise JobError(f"the study {name} has no picture: choose --format text, markdown or csv")
     pictures = [module.picture(rows) for module, rows in _computed(frame, by_workload) if hasattr(module, "picture")]
-    drawn = [(grid, study) for grid in arrange_rows(frame) if (study := by_workload.get(grid.workload)) and study.axes]
+    drawn = [
+        (grid, study)
+        for grid in arrange_rows(frame)
+        if (study := by_workload.get(str(grid.facts["workload"]))) and study.axes
+    ]
     pictures += itertools.starmap(_points, drawn)
     picture: Picture | None = next(filter(None, pictures), None)
     if picture is None:

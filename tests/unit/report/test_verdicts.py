@@ -3,7 +3,7 @@
 import pytest
 
 from tpbench.report.analysis.grid import arrange_rows, disagreements
-from tpbench.report.analysis.verdicts import DOUBTS, answer, answers, verdicts_of
+from tpbench.report.analysis.verdicts import DOUBTS, answer, answers, verdict_of
 from tpbench.report.pivot import pivot
 
 STEADY = [1.0 + 0.001 * at for at in range(12)]
@@ -17,7 +17,7 @@ def judge(frame):
         grids = arrange_rows(frame())
         records = [record for grid in grids for record in grid.records]
         disputed = {row_id for ids in disagreements(records).values() for row_id in ids}
-        return [each for grid in grids for each in verdicts_of(grid, disputed)]
+        return [verdict_of(grid, key, disputed) for grid in grids for key in grid.lines]
 
     return judge
 

@@ -5,7 +5,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -22,7 +21,6 @@ from tpbench.workloads import Pivot, Workload, workloads
 from tpbench.workloads.definition import workload_of
 
 Key: TypeAlias = tuple[Any, ...]
-_EARLIEST = datetime.min.replace(tzinfo=UTC)
 
 
 def row_records(frame: pd.DataFrame) -> list[Record]:
@@ -62,7 +60,6 @@ def sort_key(value: Any) -> tuple[int, float, str]:
 class RecordGrid:
     """Records of one workload on one kind of hardware: a line for each problem, a column for each variant."""
 
-    workload: str
     facts: dict[str, float | str]
     """Values that all records share, by name: numbers, and texts that are safe to print."""
     key_names: tuple[str, ...]
@@ -136,9 +133,8 @@ def _grid(rows: list[Record], workload: Workload | None) -> RecordGrid:
     lines: dict[Key, dict[Key, Record]] = defaultdict(dict)
     names: dict[Key, str] = {}
     # The first record of a place stays: the newest measurement, or without any the newest row.
-    for record in sorted(
-        rows, key=lambda row: (row_values.is_measurement(row), row["finished_at"] or _EARLIEST), reverse=True
-    ):
+    newest_first = sorted(rows, key=lambda row: (row["finished_at"] is not None, row["finished_at"] or 0), reverse=True)
+    for record in sorted(newest_first, key=row_values.is_measurement, reverse=True):
         options = [option for option in chosen_options(record, workload) if not (all_fresh and option[0] == "fresh")]
         column = (record["variant"], *options)
         names[column] = " ".join([value_text(record["variant"]), *(named(*option) for option in options)])
@@ -152,7 +148,6 @@ def _grid(rows: list[Record], workload: Workload | None) -> RecordGrid:
 
     columns = sorted(names, key=position)
     return RecordGrid(
-        workload=str(facts["workload"]),
         facts={name: text for name, text in facts.items() if text != MISSING},
         key_names=tuple(keys),
         columns=tuple(names[column] for column in columns),

@@ -57,12 +57,8 @@ class ProblemVerdict(NamedTuple):
         return value_text(self.fastest["variant"]) if self.fastest and decided else None
 
 
-def verdicts_of(grid: RecordGrid, disputed: Collection[str] = ()) -> list[ProblemVerdict]:
-    """Return the verdict of each problem of a grid. `disputed`: ids of the rows of which a warning speaks."""
-    return [_verdict(grid, key, disputed) for key in grid.lines]
-
-
-def _verdict(grid: RecordGrid, key: Key, disputed: Collection[str]) -> ProblemVerdict:
+def verdict_of(grid: RecordGrid, key: Key, disputed: Collection[str] = ()) -> ProblemVerdict:
+    """Return the verdict of a problem of a grid. `disputed`: ids of the rows of which a warning speaks."""
     place = str(grid.facts["hardware"]), grid.problem_text(key, grid.varying)
     line = [record for record in grid.lines[key] if record]
     measured = [record for record in line if is_measurement(record) and record["time_ms"] is not None]

@@ -45,7 +45,10 @@ def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
     records = [record for grid in grids for record in grid.records]
     warnings = disagreements(records)
     disputed = frozenset[str]().union(*warnings.values())
-    judged = [(f"s{at}", grid, verdicts.verdicts_of(grid, disputed)) for at, grid in enumerate(grids)]
+    judged = [
+        (f"s{at}", grid, [verdicts.verdict_of(grid, key, disputed) for key in grid.lines])
+        for at, grid in enumerate(grids)
+    ]
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("tpbench.report", "page"), autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
@@ -70,7 +73,7 @@ def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
         unfolded=sum(len(of_grid) for *_, of_grid in judged) <= 20,
         parts=[
             (name, _sections([*of_workload], metric_name))
-            for name, of_workload in itertools.groupby(judged, key=lambda section: section[1].workload)
+            for name, of_workload in itertools.groupby(judged, key=lambda section: section[1].facts["workload"])
         ],
         no_pictures="" if has_pictures else f"Pictures need matplotlib: {packages.install_command('report')}",
         good=verdicts.GOOD,
