@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MARKERS = "os^DvP<"  # one fewer than colours, so that the pairs repeat late
+MARKERS = "os^DvP<"  # legends of the page have them, too; 7 of 48 colours, so that the pairs repeat late
 COLOURS = {"ink": "#222222", "faint": "#b3b3b3", "ground": "#ffffff"}
 """Colours of `picture.mplstyle` by their names in `page.css`. Both also have those of series."""
 HOVER = "hover: "

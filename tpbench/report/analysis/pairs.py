@@ -30,7 +30,7 @@ ACROSS = (
 The model of the CPU counts on a CPU only. The memory limit counts on a GPU only, because on a CPU it is the memory that
 was free. Versions of tpbench and its kernels may differ, because a comparison shows their effect."""
 _CODE = ("tpbench_version", "kernels_version", "variant_version", "git_commit", "git_dirty", "user_commit")
-_NOTED = ("host", "gpu_count", "cpu_count", "package_versions", *_CODE)
+NOTED = ("host", "gpu_count", "cpu_count", "package_versions", *_CODE)
 """Columns whose difference is noted but permitted. So are the recorded variables of the environment."""
 _STACK = (*(name for name in ACROSS if name != "memory_limit_gib"), "package_versions", *_CODE)
 _OF_PLACE = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -52,7 +52,7 @@ def differences(before: Record, after: Record, allowed: Collection[str] = ()) ->
 
 def remarks(before: Record, after: Record, allowed: Collection[str] = ()) -> list[str]:
     """Return differences between two rows that permit a comparison but must be noted."""
-    notes = _differing([*_NOTED, *(name for name in ACROSS if name in allowed)], before, after)
+    notes = _differing([*NOTED, *(name for name in ACROSS if name in allowed)], before, after)
     left, right = (json_object(row.get("environment")) for row in (before, after))
     for name in sorted({*left, *right} - {*_OF_PLACE}) if left and right else ():
         one, other = (value_text(variables.get(name, "unset")) for variables in (left, right))

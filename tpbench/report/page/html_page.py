@@ -17,6 +17,7 @@ from tpbench.report import plots
 from tpbench.report.analysis import row_values, verdicts
 from tpbench.report.analysis.comparison import INTERLEAVED_METHOD, METHOD, value_of
 from tpbench.report.analysis.grid import RecordGrid, arrange_rows, disagreements, heading
+from tpbench.report.analysis.pairs import ACROSS, NOTED
 from tpbench.report.analysis.row_values import TITLES, Record, metric
 from tpbench.report.pivot import failures, legend, metric_table
 from tpbench.results.schema import STATUSES
@@ -24,15 +25,6 @@ from tpbench.settings import JobError
 from tpbench.suggestions import counted, number, printable, ratio_text
 from tpbench.tables import Table, value_text
 from tpbench.workloads import workloads
-
-MACHINE_FACTS = (
-    "gpu_name", "gpu_count", "nodes", "driver_version", "cuda_version", "nccl_version", "torch_version",
-    "triton_version", "backend", "python_version", "os", "cpu_model", "cpu_count", "tpbench_version", "kernels_version",
-    "git_commit", "git_dirty", "host",
-)  # fmt: skip
-"""Columns of rows that describe the machine and its software."""
-GLYPHS = "●■▲◆▼✚◀"
-"""The markers of pictures, as letters of a legend."""
 
 
 def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
@@ -55,16 +47,14 @@ def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
     )  # fmt: skip
     filters = (number, ratio_text, counted, row_values.hover_text)
     environment.filters |= {function.__name__: function for function in filters}
-    environment.globals |= {"answer": verdicts.answer, "answers": verdicts.answers, "workloads": workloads()}
+    environment.globals |= {"judge": verdicts, "packages": packages, "statuses": STATUSES, "workloads": workloads()}
     css, script = (
         (resources.files(__package__) / name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
     )
-    has_pictures = packages.installed("matplotlib")
     return environment.get_template("report.html.j2").render(
         css=css,
         script=script,
         script_hash=f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}",
-        glyphs=GLYPHS,
         summary=_summary(records, len(frame)),
         hardware=[*dict.fromkeys(value_text(record["hardware"]) for record in records)],
         hosts=sorted({value_text(record["host"]) for record in records if record["host"]}),
@@ -75,11 +65,7 @@ def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
             (name, _sections([*of_workload], metric_name))
             for name, of_workload in itertools.groupby(judged, key=lambda section: section[1].facts["workload"])
         ],
-        no_pictures="" if has_pictures else f"Pictures need matplotlib: {packages.install_command('report')}",
-        good=verdicts.GOOD,
-        doubts=verdicts.DOUBTS,
         metrics=list(map(metric, dict.fromkeys((*TITLES, *filter(None, [metric_name]))))),
-        statuses=STATUSES,
         methods=(METHOD, INTERLEAVED_METHOD),
         machines=_machines(records),
     )
@@ -141,9 +127,9 @@ def _failures(grids: Sequence[RecordGrid]) -> Table:
 
 
 def _machines(records: Sequence[Record]) -> Table:
-    """Return the columns about machines and software, each with its values and their numbers of rows."""
+    """Return the columns that a comparison checks or notes, each with its values and their numbers of rows."""
     rows = []
-    for name in MACHINE_FACTS:
+    for name in (*ACROSS, *NOTED):
         values = [record[name] for record in records if record[name] is not None]
         counts = Counter(value_text(str(value)[:8] if name == "git_commit" else value) for value in values)
         rows += [[name, ", ".join(f"{text} ({count})" for text, count in counts.most_common())]] if counts else []
