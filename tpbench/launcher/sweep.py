@@ -1,5 +1,6 @@
 """Hydra's plugins: they compose the cells of a sweep, plan them, and run them."""
 
+import re
 import shutil
 import sys
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.conf import HydraConf
 from hydra.core.config_loader import ConfigLoader
@@ -53,7 +55,6 @@ class TorchrunLauncher(Launcher):
         """Accept the options of the launcher's file. `runner` reads them later, when errors reach the user."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        _check_hydra(config.hydra)
         self.config, self.composer = config, SweepComposer(hydra_context.config_loader, config)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
@@ -135,6 +136,14 @@ def register() -> None:
         plugins.register(plugin)
     header: Any = ConfigSource._get_header_dict  # of a file that may begin with a byte-order mark
     setattr(ConfigSource, "_get_header_dict", staticmethod(lambda text: header(text.lstrip("\ufeff"))))  # noqa: B010
+    load: Any = ConfigLoaderImpl.load_configuration
+
+    def checked(loader: ConfigLoaderImpl, *arguments: Any, **named: Any) -> DictConfig:
+        config: DictConfig = load(loader, *arguments, **named)
+        _check_hydra(config.hydra)  # before Hydra makes objects of it
+        return config
+
+    setattr(ConfigLoaderImpl, "load_configuration", checked)  # noqa: B010
     # What an experiment sweeps is forced and quoted as arguments are, which then replace it.
     of_experiment = BasicSweeper._parse_config
     setattr(BasicSweeper, "_parse_config", lambda sweeper: arguments.accepted_by_hydra(of_experiment(sweeper)))  # noqa: B010
@@ -189,17 +198,20 @@ def _difference(name: str, value: object, other_name: str, other: object) -> int
 
 
 def _check_hydra(hydra: DictConfig) -> None:
-    """Raise JobError for a setting of Hydra that a file makes and nothing reads, such as a folder, which `launch` would
-    remove."""
+    """Raise JobError for a setting of Hydra by a file that nothing reads, or that names Python code."""
     own = OmegaConf.merge(OmegaConf.structured(HydraConf), OmegaConf.load(CONF / "config.yaml").hydra)
     trees: list[Any] = [*map(OmegaConf.to_container, (hydra, own))]
     given, plain = ({**tree, **tree["job"]} for tree in trees)
     for name in ("run", "sweep", "output_subdir", "callbacks", "verbose", "chdir", "env_set", "env_copy"):
-        if given[name] != plain[name]:
+        if given[name] != plain[name]:  # a folder of a sweep would even be removed
             place = f"hydra.{'job.' * (name in own.job)}{name}"
             raise JobError(
                 f"in a configuration file: {place} has no effect: hydra.launcher and sweeper.params have one"
             )
+    plugins = (OmegaConf.to_container(hydra[name], resolve=True) for name in ("launcher", "sweeper"))
+    code = re.findall(rf"'{CODE}': ('[^']*'|.)", f"{[*plugins]}")
+    if not re.fullmatch(rf"'{HYDRA_MODULE}\.\w+' '{BasicSweeper.__module__}\.BasicSweeper'", " ".join(code)):
+        raise JobError(f"in a configuration file: {CODE} names Python code, which a file may not")
 
 
 def _check_files(config: Any, choices: Mapping[str, Any], names: Iterable[str]) -> None:

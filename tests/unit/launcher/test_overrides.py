@@ -85,13 +85,25 @@ def test_a_group_at_the_root_of_a_file_is_refused() -> None:
         _check_files(OmegaConf.create({"shape": {"tokens": 3}}), {"shape": "mine"}, [])
 
 
-@pytest.mark.parametrize("node", [{"sweep": {"dir": "/data"}}, {"job": {"env_set": {"X": "7"}}}, {"verbose": True}])
-def test_a_setting_of_hydra_in_a_file_is_refused_if_nothing_reads_it(node: dict[str, Any]) -> None:
-    """`hydra.sweep.dir` would even name a folder that is removed."""
-    plain = OmegaConf.merge(OmegaConf.structured(HydraConf), OmegaConf.load(CONF / "config.yaml").hydra)
-    _check_hydra(OmegaConf.merge(plain, {"sweeper": {"params": {"seed": "1,2"}}, "launcher": {"account": "a"}}))
-    with pytest.raises(JobError, match=r"in a configuration file: hydra\.[a-z_.]+ has no effect"):
-        _check_hydra(OmegaConf.merge(plain, node))
+@pytest.mark.parametrize(
+    "node",
+    [
+        {"sweep": {"dir": "/data"}},  # a folder that would be removed
+        {"job": {"env_set": {"X": "7"}}},
+        {"verbose": True},
+        {"callbacks": {"x": {"_target_": "os.getcwd"}}},
+        {"launcher": {"x": {"_target_": "os.getcwd"}}},
+        {"launcher": {"_target_": "os.getcwd"}},
+        {"sweeper": {"params": {"seed": "${hydra.launcher}"}}},
+    ],
+)
+def test_a_setting_of_hydra_in_a_file_is_refused_if_nothing_reads_it_or_it_is_code(node: dict[str, Any]) -> None:
+    own = {"sweeper": {"_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper", "params": {"seed": "1"}}}
+    own |= {"launcher": {"_target_": "hydra_plugins.tpbench.TorchrunLauncher", "account": "a"}}
+    plain = OmegaConf.merge(OmegaConf.structured(HydraConf), OmegaConf.load(CONF / "config.yaml").hydra, own)
+    _check_hydra(OmegaConf.create({"hydra": plain}).hydra)
+    with pytest.raises(JobError, match=r"in a configuration file: (hydra\.[a-z_.]+ has no effect|_target_ names)"):
+        _check_hydra(OmegaConf.create({"hydra": OmegaConf.merge(plain, node)}).hydra)
 
 
 def test_a_name_in_a_file_that_is_no_field_is_refused() -> None:
