@@ -27,11 +27,6 @@ OWNERS = {field.name: Job if field.name == "tp_size" else EntropyLoss for field 
 def main(arguments: Sequence[str]) -> int:
     """Run the command. Return 1 if a validation misses its aims. Raises JobError for what cannot be answered."""
     options = _parser().parse(arguments)
-    if options.workload not in (None, WORKLOAD.name):
-        raise JobError(
-            f"predict knows only {WORKLOAD.name}, a loss of given logits. What {options.workload} needs of memory, and "
-            "how long similar cells took, says a dry run: python -m tpbench -m variant=NAME shape=NAME dry_run=true"
-        )
     cells = measured(command_line.read_rows(options.rows), options.gpu)
     fitted, left_out = models(cells)
     if not fitted:
@@ -55,8 +50,9 @@ def _parser() -> command_line.ReportParser:
     parser = command_line.ReportParser(
         "predict",
         tuple(command_line.TABLES),
-        description=f"Time, communication and memory of any problem ({WORKLOAD.summary}), from a model fitted to rows.",
-        epilog="Sizes may be lists and have a unit: --tp 4,8 --vocab 128k (k is 1024).",
+        description=f"Time, communication and memory of any problem of {WORKLOAD.name}, from a model fitted to rows.",
+        epilog="Sizes may be lists and have a unit: --tp 4,8 --vocab 128k (k is 1024). For other workloads see "
+        "dry_run=true.",
     )
     add = parser.add_argument
     for field in fields(LossSize):
@@ -64,11 +60,10 @@ def _parser() -> command_line.ReportParser:
         flag = f"--{field.name.removesuffix('_size')}"
         add(flag, dest=field.name, metavar="A,B", default=str(field.default), help=f"{help_text} ({field.default})")
     add("--gpu-memory", type=float, metavar="GIB", help="memory for the loss, without your model's (that of the GPU)")
-    add("--workload", metavar="NAME", help=f"only {WORKLOAD.name}; for others see dry_run=true")
     add("--variant", metavar="A,B", help="only these variants")
     add("--rows", nargs="+", default=["outputs"], metavar="PLACE", help="rows to fit to (outputs)")
     add("--gpu", metavar="NAME", help=f"one with rows, or {', '.join(KNOWN_GPUS)} (this machine's, else that of rows)")
-    validate = "predict measured sizes and tp sizes from the others, and show how many error bars hold"
+    validate = "leave out what was measured, predict it from the rest, and show how many error bars hold"
     add("--validate", action="store_true", help=validate)
     return parser
 

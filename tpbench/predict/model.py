@@ -178,10 +178,9 @@ class VariantModel:
 
     def _position(self, name: str, size: LossSize) -> list[float]:
         """Return where a size lies. What the fit leaves is alike within a distance of about 1."""
-        position = [math.log2(getattr(size, name)) / reach for name, reach in REACH.items()]
-        position += [(size.kind == kind) * math.sqrt(0.5) for kind in self.kinds]
+        kinds = [(size.kind == kind) * math.sqrt(0.5) for kind in self.kinds]
         # What the host of one rank adds says nothing about that of several ranks, which also launches collectives.
-        return [*position, 10.0 * (name == "time_ms" and size.tp_size > 1)]
+        return [*scaled(size), *kinds, 10.0 * (name == "time_ms" and size.tp_size > 1)]
 
     def _fitted_ms(self, name: str, size: LossSize, slowdown: float = 1.0) -> float | None:
         """Return the fitted part of a time, or None without measured cells of its loss, or over as few ranks."""
@@ -218,6 +217,11 @@ class VariantModel:
         return Prediction(self, size, estimates)
 
 
+def scaled(size: LossSize) -> np.ndarray[Any, Any]:
+    """Return the logarithms of a size, each in units of its `REACH`."""
+    return np.array([math.log2(getattr(size, name)) / reach for name, reach in REACH.items()])
+
+
 def place_of(cells: Sequence[MeasuredCell], size: LossSize) -> tuple[str, float]:
     """Return what is new about a size beside measured cells, and the factor by which its error grows with distance.
 
@@ -227,11 +231,9 @@ def place_of(cells: Sequence[MeasuredCell], size: LossSize) -> tuple[str, float]
     alike = [cell.size for cell in cells if cell.size.kind == size.kind]
     if not alike:
         return "loss", 1.0
-    beyond = []
-    for name, reach in REACH.items():
-        value, measured = getattr(size, name), [getattr(other, name) for other in alike]
-        beyond.append(max(0.0, math.log2(value / max(measured)), math.log2(min(measured) / value)) / reach)
-    stretch, ranks = 1 + math.hypot(*beyond), {other.tp_size for other in alike}
+    position, others = scaled(size), np.array([*map(scaled, alike)])
+    beyond = np.clip([position - others.max(axis=0), others.min(axis=0) - position], 0.0, None)
+    stretch, ranks = 1 + float(np.linalg.norm(beyond)), {other.tp_size for other in alike}
     if size.tp_size in ranks or size.tp_size == 1:
         return "size" if size.tp_size in ranks else "one rank", stretch
     beyond_ranks = ("fewer ranks", "ranks between", "more ranks")

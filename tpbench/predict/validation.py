@@ -16,10 +16,8 @@ that have a number, the median error bar of these, and the median error of memor
 def validation(left_out: pd.DataFrame, labels: Collection[str], gpu: str) -> tuple[Document, bool]:
     """Return tables of how well the variants' left-out cells are predicted, and true if they reach the aims."""
     columns = ("left out", "times", "inside", "predicted", "within +-", "of inside", "median +-")
-    lines, axes = (
-        left_out[left_out["label"].isin(labels)],
-        [axis for axis in (*AXES, GPU) if axis in {*left_out["axis"]}],
-    )
+    lines, found = left_out[left_out["label"].isin(labels)], {*left_out["axis"]}
+    axes = [axis for axis in (*AXES, GPU) if axis in found]
     times, rows, reached = _with_bars(lines[lines["name"].isin(TIMES)], left_out), [], True
     for axis in axes:
         of_axis = times[times["axis"] == axis]
@@ -34,9 +32,8 @@ def validation(left_out: pd.DataFrame, labels: Collection[str], gpu: str) -> tup
     medians = counted.groupby(["name", "label"])["error"].median().groupby("name").max()
     reached &= not (medians > LARGEST_COUNT_ERROR).any()
     notes = [f"largest median error of a variant's {name}: {_share(error)}" for name, error in medians.items()]
-    notes += [
-        f"a {axis} is not validated: the rows of each variant are of one" for axis in (*AXES, GPU) if axis not in axes
-    ]
+    missing = {*AXES, GPU} - found
+    notes += [f"a {axis} is not validated: the rows of each variant are of one" for axis in sorted(missing)]
     notes.append("a variant, or a loss of a variant, without rows lies outside the measured range: it is unknown")
     caption = (
         f"wall and device times on {gpu}, predicted from the other cells of their variant; inside: cells of their loss "
