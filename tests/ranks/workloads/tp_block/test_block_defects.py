@@ -28,6 +28,11 @@ def swap(rows: Tensor) -> None:
     rows.copy_(rows.flip(0))
 
 
+def largest(values: Tensor) -> Tensor:
+    """Return the largest element, as a view: a small one that is wrong remains unseen."""
+    return values.view(-1)[values.abs().argmax()]
+
+
 def scaled(factor: float) -> Callable[[Tensor], object]:
     return lambda part: part.mul_(factor)
 
@@ -38,8 +43,8 @@ DEFECTS: dict[str, tuple[Callable[[BlockResult], Tensor], Callable[[Tensor], obj
     "a row": (lambda of: of.grads["up"][-1], zero, "the gradient of up"),
     "a column": (lambda of: of.grads["up"][:, -1], zero, "the gradient of up"),
     "a column of the output": (lambda of: of.output[:, 7], zero, "output"),
-    "an element": (lambda of: of.grad_input.view(-1)[of.grad_input.abs().argmax()], zero, "the gradient of input"),
-    "an element of a norm": (lambda of: of.grads["mlp_norm"][:1], scaled(1.5), "the gradient of mlp_norm"),
+    "an element": (lambda of: largest(of.grad_input), zero, "the gradient of input"),
+    "an element of a norm": (lambda of: largest(of.grads["mlp_norm"]), scaled(1.5), "the gradient of mlp_norm"),
     "a gradient of nan": (lambda of: of.grad_input[-1], scaled(math.nan), "the gradient of input"),
     "two rows": (lambda of: of.grads["down"][5:7], swap, "the gradient of down"),
     "two columns": (lambda of: of.grads["qkv"].t()[5:7], swap, "the gradient of qkv"),
