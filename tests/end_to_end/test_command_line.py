@@ -15,10 +15,7 @@ from tests.support.command import DEFAULT, environment, forked, refused, tpbench
 QUICK = ("measure=quick", "device=cpu")
 
 REFUSED: list[tuple[list[str], list[str]]] = [
-    (
-        ["-m", "variant=triton_tp,pytorch_gater"],
-        ["no variant is called pytorch_gater, did you mean pytorch_gather"],
-    ),
+    (["-m", "variant=triton_tp,pytorch_gater"], ["no variant is called pytorch_gater, did you mean pytorch_gather"]),
     (["shape=v131k_tp9"], ["no shape is called v131k_tp9, did you mean v131k_tp", "python -m tpbench list shapes"]),
     (["loss=hinge"], ["no loss is called hinge", "cross_entropy", "reverse_kl"]),
     (["tokns=64"], ["no field of entropy_loss is called tokns, did you mean tokens"]),

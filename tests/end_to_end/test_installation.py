@@ -41,14 +41,7 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin" / "python"
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["-m", "tpbench"],
-        ["scripts/report.py", "outputs"],
-    ],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("arguments", [["-m", "tpbench"], ["scripts/report.py", "outputs"]], ids=" ".join)
 def test_without_packages_a_command_names_both_ways_to_install_them(
     arguments: list[str], checkout: Path, bare_python: Path
 ) -> None:

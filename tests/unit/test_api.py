@@ -34,10 +34,7 @@ FIELDS: list[tuple[Any, str]] = [
         "tokens hidden ffn heads kv_heads head_dim part dtype seed save_gathered signals rotary "
         "layers steps warmup_steps learning_rate",
     ),
-    (
-        tp_block.PreparedBlock,
-        "module x grad size run schedule without_communication columns",
-    ),
+    (tp_block.PreparedBlock, "module x grad size run schedule without_communication columns"),
     (
         train_step.Context,
         "rank world_size tp_rank tp_size dp_rank dp_size tp_group dp_group device graph folder say process_stays",
@@ -55,10 +52,7 @@ VARIANT = (
 )
 BY_NAME: list[tuple[Any, str]] = [
     (entropy_loss.Shard, "logits target tokens device vocab_start vocab_size group tp_rank tp_size"),
-    (
-        linear_loss.Shard,
-        "hidden weight labels teacher vocab_start vocab_size tokens group tp_rank tp_size upstream",
-    ),
+    (linear_loss.Shard, "hidden weight labels teacher vocab_start vocab_size tokens group tp_rank tp_size upstream"),
     (
         entropy_loss.EntropyLoss,
         "tokens vocab loss dtype seed logits_scale temperature ignored block_cap exchange algorithm compile "

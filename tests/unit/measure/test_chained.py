@@ -87,8 +87,7 @@ def test_the_length_of_blocks_on_changing_inputs_is_not_known_before(here: Rank)
 
 
 @pytest.mark.parametrize(
-    ("input_bytes", "copies"),
-    [(100, 1), (101, 1), (99, 2), (50, 2), (49, 3), (10, 10), (1, 32), (0, 32)],
+    ("input_bytes", "copies"), [(100, 1), (101, 1), (99, 2), (50, 2), (49, 3), (10, 10), (1, 32), (0, 32)]
 )
 def test_copies_hold_twice_the_cache_of_a_gpu(input_bytes: int, copies: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(L2_cache_size=50))

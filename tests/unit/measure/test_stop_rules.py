@@ -15,13 +15,7 @@ from tests.support.sleeping_sessions import Sleeper, cpu_context
 from tpbench.measure import timers
 from tpbench.measure.run import Cell
 from tpbench.measure.session import MeasureSettings
-from tpbench.measure.stop_rules import (
-    MIN_ROUNDS,
-    ROUNDS,
-    ClockRun,
-    RoundRequest,
-    next_cells,
-)
+from tpbench.measure.stop_rules import MIN_ROUNDS, ROUNDS, ClockRun, RoundRequest, next_cells
 
 SETTINGS: dict[str, Any] = {"time_budget_s": 2.4, "min_iterations": 1, "max_iterations": 10**6, "precision": 0.0}
 

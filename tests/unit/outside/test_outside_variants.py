@@ -16,12 +16,7 @@ from tpbench.console import information
 from tpbench.job import parse_job
 from tpbench.launcher.attempt import new_task
 from tpbench.launcher.command_line import outside_choices
-from tpbench.launcher.command_line.arguments import (
-    accepted_by_hydra,
-    check_overrides,
-    overrides_of_cell,
-    rewritten,
-)
+from tpbench.launcher.command_line.arguments import accepted_by_hydra, check_overrides, overrides_of_cell, rewritten
 from tpbench.launcher.planning.plan import Cell, Request, ThisHost, notes, plan
 from tpbench.launcher.planning.resume import decide
 from tpbench.outside import loading
@@ -78,8 +73,7 @@ def test_the_command_line_names_a_function_of_a_file(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "value",
-    ["{folder}/my_loss.py:fast_tp", "'{folder}/my_loss.py:fast_tp'", "{folder}/my_loss.py:fast_tp,triton_tp"],
+    "value", ["{folder}/my_loss.py:fast_tp", "'{folder}/my_loss.py:fast_tp'", "{folder}/my_loss.py:fast_tp,triton_tp"]
 )
 def test_spellings(value: str, folder: Path) -> None:
     (folder / "with space=").mkdir()

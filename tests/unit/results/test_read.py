@@ -24,16 +24,7 @@ from tpbench.report.analysis.grid import arrange_rows
 from tpbench.results import row_files as files
 from tpbench.results.read import RowWarning, column_defaults, frame_of, load, plain_rows
 from tpbench.results.row_files import has_right_checksum, with_checksum
-from tpbench.results.schema import (
-    COLUMNS,
-    INT,
-    REALS,
-    SCHEMA_VERSION,
-    STATUSES,
-    TEXT,
-    all_columns,
-    workload_columns,
-)
+from tpbench.results.schema import COLUMNS, INT, REALS, SCHEMA_VERSION, STATUSES, TEXT, all_columns, workload_columns
 from tpbench.results.write import write_row
 from tpbench.workloads import NAMES
 

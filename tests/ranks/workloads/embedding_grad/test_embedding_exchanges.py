@@ -81,11 +81,7 @@ def scattered(draw: st.DrawFn) -> tuple[int, int, list[list[int]]]:
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    case=scattered(),
-    name=st.sampled_from(HERE),
-    width=st.sampled_from((1, 8, 33)),
-)
+@given(case=scattered(), name=st.sampled_from(HERE), width=st.sampled_from((1, 8, 33)))
 def test_any_rows_are_merged_as_the_dense_mean(case: Any, name: str, width: int) -> None:
     ranks, table_rows, tokens = case
     cell = problem(table_rows=table_rows, width=width, dtype="float32")

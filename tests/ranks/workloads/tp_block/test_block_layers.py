@@ -10,12 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
-from tpbench.workloads.tp_block.execution.layers import (
-    ColumnParallelLinear,
-    RMSNorm,
-    RowParallelLinear,
-    random_weight,
-)
+from tpbench.workloads.tp_block.execution.layers import ColumnParallelLinear, RMSNorm, RowParallelLinear, random_weight
 from tpbench.workloads.tp_block.problem import ShardedLinear
 
 pytestmark = pytest.mark.skipif(not enough_gpus(4), reason="needs 4 GPUs, or none")

@@ -114,10 +114,7 @@ def test_the_picture_has_both_clocks(frame: pd.DataFrame) -> None:
 
 @pytest.mark.parametrize(
     ("column", "value", "suffix"),
-    [
-        ("distribution", "uniform", ""),
-        ("driver_version", "99", ", driver 99 NCCL 2.28.9 torch 2.11.0+cu130"),
-    ],
+    [("distribution", "uniform", ""), ("driver_version", "99", ", driver 99 NCCL 2.28.9 torch 2.11.0+cu130")],
 )
 def test_rows_that_cannot_be_compared_are_not_mixed(frame: pd.DataFrame, column: str, value: str, suffix: str) -> None:
     other = frame.assign(**{column: value, "device_ms": 2 * frame["device_ms"]})

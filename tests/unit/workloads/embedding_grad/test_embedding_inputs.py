@@ -22,11 +22,7 @@ from tpbench.workloads.embedding_grad.inputs import (
 
 
 @settings(max_examples=30)
-@given(
-    distribution=st.sampled_from(DISTRIBUTIONS),
-    seed=st.integers(0, 2**31 - 1),
-    rank=st.integers(0, 1),
-)
+@given(distribution=st.sampled_from(DISTRIBUTIONS), seed=st.integers(0, 2**31 - 1), rank=st.integers(0, 1))
 def test_inputs_of_a_rank_do_not_depend_on_the_world_size(distribution: str, seed: int, rank: int) -> None:
     cell = problem(distribution=distribution, seed=seed)
     two, four = (EmbeddingGradInputs(cell, context(rank=rank, ranks=ranks)) for ranks in (2, 4))

@@ -102,9 +102,7 @@ def test_errors_are_those_of_the_worst_row() -> None:
     row = int(output.row_loss.argmax())
     assert output.row_loss[row] > 1 and output.entropy[row] > 1
     spoiled = replace(
-        output,
-        row_loss=scaled_row(output.row_loss, row, 1.25),
-        entropy=scaled_row(output.entropy, row, 0.5),
+        output, row_loss=scaled_row(output.row_loss, row, 1.25), entropy=scaled_row(output.entropy, row, 0.5)
     )
     errors = found.compare(spoiled)
     assert errors.columns["row_loss_error"] == pytest.approx(0.25, rel=1e-5) and errors.columns["loss_error"] < 1e-6
