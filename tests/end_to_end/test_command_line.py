@@ -1,4 +1,4 @@
-"""`python -m tpbench` as a person meets it: bad input, a whole sweep, one job."""
+"""`python -m tpbench` as a person meets it: bad input, and a whole sweep."""
 
 import json
 import re
@@ -109,15 +109,6 @@ def test_a_sweep_ends_with_its_table_and_where_the_rows_are(
     notes = [line for line in done.stdout.splitlines() if line.endswith(": ignored")]
     assert notes == [f"{name} has no block_cap: ignored" for name in ("pytorch_tp_manual", "pytorch_gather")]
     assert re.search(r"vocab +tp +shard +triton_tp", done.stdout)
-
-
-def test_one_job_of_two_replicas_without_a_sweep(tmp_path: Path) -> None:
-    job = "variant=pytorch_tp_manual shape=tiny_tp2 dp_size=2 vocab=1001 output_dir=elsewhere"
-    done = tpbench(*job.split(), *QUICK, "max_iterations=3", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    (row,) = package.load(tmp_path / "elsewhere").to_dict("records")
-    assert not (tmp_path / "outputs").exists()
-    assert (row["status"], row["world_size"]) == ("ok", 4)
 
 
 def test_commands_that_measure_nothing(tmp_path: Path) -> None:
