@@ -10,9 +10,16 @@ from pathlib import Path
 
 from tests.support.command import environment
 
-ISOLATED = ["unshare", *([] if os.getuid() == 0 else ["--map-root-user"]), "--net", "--"]
-# A second address, which the host name leads to and which other hosts could reach.
-SETUP = "ip link set lo up && ip link add d0 type dummy && ip address add 198.51.100.7/24 dev d0 && ip link set d0 up"
+NAMESPACES = ("--net", "--uts", "--mount")
+ISOLATED = ["unshare", *([] if os.getuid() == 0 else ["--map-root-user"]), *NAMESPACES, "--"]
+# A second address, which the host name leads to, as that of a network card that other hosts reach.
+SETUP = """
+ip link set lo up
+ip address add 198.51.100.7/24 dev lo
+hostname reachable
+printf '127.0.0.1 localhost\\n198.51.100.7 reachable\\n' >hosts
+mount --bind hosts /etc/hosts
+"""
 LISTENING = "0A"
 """Linux's number of the state of a TCP socket that listens."""
 LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
@@ -43,7 +50,7 @@ def alone_on_loopback(command: Sequence[str], folder: Path) -> tuple[int, str]:
     refusal = _refusal()
     if refusal:
         warnings.warn(f"the sockets of {command} are not looked at: {refusal}", stacklevel=2)
-    line = [*command] if refusal else [*ISOLATED, "sh", "-c", f'{SETUP}; exec "$@"', "sh", *command]
+    line = [*command] if refusal else [*ISOLATED, "sh", "-ec", f'{SETUP}exec "$@"', "sh", *command]
     file = folder / "printed"
     with file.open("w") as printed:
         process = subprocess.Popen(line, cwd=folder, env=environment(), stdout=printed, stderr=subprocess.STDOUT)
