@@ -33,6 +33,11 @@ def largest(values: Tensor) -> Tensor:
     return values.view(-1)[values.abs().argmax()]
 
 
+def largest_row(matrix: Tensor) -> int:
+    """Return the row of the largest norm: the wrong scale of a small one remains unseen."""
+    return int(matrix.float().norm(dim=1).argmax())
+
+
 def scaled(factor: float) -> Callable[[Tensor], object]:
     return lambda part: part.mul_(factor)
 
@@ -50,7 +55,7 @@ DEFECTS: dict[str, tuple[Callable[[BlockResult], Tensor], Callable[[Tensor], obj
     "two columns": (lambda of: of.grads["qkv"].t()[5:7], swap, "the gradient of qkv"),
     "64 rows": (lambda of: of.grads["down"][64:128], scaled(1.03), "the gradient of down"),
     "64 columns": (lambda of: of.grads["up"][:, 64:128], scaled(1.03), "the gradient of up"),
-    "a row's scale": (lambda of: of.grads["up"][9], scaled(1.0625), "the gradient of up"),
+    "a row's scale": (lambda of: of.grads["up"][largest_row(of.grads["up"])], scaled(1.0625), "the gradient of up"),
     "a weight's scale": (lambda of: of.grads["out"], scaled(1 + 2**-6), "the gradient of out"),
     "a norm's scale": (lambda of: of.grads["attention_norm"], scaled(1 + 2**-6), "the gradient of attention_norm"),
     "the output's scale": (lambda of: of.output, scaled(1 - 2**-6), "output"),
