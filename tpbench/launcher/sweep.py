@@ -140,7 +140,8 @@ def register() -> None:
 
     def checked(loader: ConfigLoaderImpl, *arguments: Any, **named: Any) -> DictConfig:
         config: DictConfig = load(loader, *arguments, **named)
-        _check_hydra(config.hydra)  # before Hydra makes objects of it
+        if config.hydra.job.get("config_name"):  # otherwise only Hydra's own help is asked for
+            _check_hydra(config.hydra)  # before Hydra makes objects of it
         return config
 
     setattr(ConfigLoaderImpl, "load_configuration", checked)  # noqa: B010
