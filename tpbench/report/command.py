@@ -10,6 +10,7 @@ import pandas as pd
 from tpbench.measure.machine import RECORDED_VARIABLES
 from tpbench.report import command_line
 from tpbench.report.analysis.grid import arrange_rows
+from tpbench.report.analysis.pairs import OF_PLACE
 from tpbench.report.analysis.row_values import METRICS
 from tpbench.report.command_line import TABLES
 from tpbench.report.pivot import pivot
@@ -21,9 +22,6 @@ from tpbench.settings import JobError
 from tpbench.suggestions import unknown
 from tpbench.tables import Document
 from tpbench.workloads.study_data import Picture
-
-CHOSEN_BY_LAUNCHER = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS")
-"""Recorded environment variables that the launcher sets for each job."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -54,8 +52,8 @@ def _parser() -> command_line.ReportParser:
     metrics = f"one of: {', '.join(METRICS)}, or a number that a workload adds; an unknown name lists all (time_ms; in "
     add("--metric", metavar="NAME", help=f"{metrics}a page device_ms of rows that have it)")
     add("--plot", metavar="NAME", help=f"with svg, one of: {', '.join(PLOTS)}")
-    names = ", ".join(studies())
-    add("--study", metavar="NAME", help=f"several numbers of each cell, or tables computed from them: {names}")
+    study = f"several numbers of each cell, or tables computed from them: {', '.join(studies())}"
+    add("--study", metavar="NAME", help=study)
     columns = "a line for each cell with these columns of its row, or ratios of two; with --study, of its workload"
     add("--columns", metavar="A,B/C", help=columns)
     add("--floor", action="store_true", help="in a table of times, also the time of unavoidable bytes")
@@ -111,7 +109,7 @@ def row_command(frame: pd.DataFrame, row_id: str) -> str:
     recorded = {
         name: str(value)
         for name, value in json_object(rows[0].get("environment")).items()
-        if RECORDED_VARIABLES.fullmatch(name) and name not in CHOSEN_BY_LAUNCHER
+        if RECORDED_VARIABLES.fullmatch(name) and name not in (*OF_PLACE, "OMP_NUM_THREADS")
     }
     for name, value in {**recorded, "overrides": overrides}.items():
         if not value.isprintable():

@@ -79,8 +79,7 @@ def tested_metric(options: argparse.Namespace, sides: Mapping[str, pd.DataFrame]
 
     `sides` are rows by their place. Raises JobError if no correct row of a side has the metric.
     """
-    columns = [frame.loc[frame["status"] == "ok", "device_ms"] for frame in sides.values()]
-    on_device = pd.concat(columns).notna()
+    on_device = pd.concat([frame.loc[frame["status"] == "ok", "device_ms"] for frame in sides.values()]).notna()
     shown = metric(options.metric or ("device_ms" if len(on_device) and on_device.all() else "time_ms"))
     for place, frame in sides.items():
         require_values(frame, shown.name, place)

@@ -42,9 +42,8 @@ def main(arguments: Sequence[str]) -> int:
     command_line.write(comparison_document(comparison, options.simulate), options)
     # Cells of hardware without rows after don't count as missing, nor those of a side that is a part of the other.
     machines = {new[-1]["hardware"] for _, _, new in pairs if new}
-    gone = [(name, old[-1]) for name, old, new in pairs if not new]
+    gone = [(name, old[-1]) for name, old, new in pairs if not (new or options.allow_missing or remark)]
     lost = [name for name, row in gone if row["status"] == "ok" and row["hardware"] in machines]
-    lost = [] if options.allow_missing or remark else lost
     others = [change for change in comparison.changes if change.verdict == changes.INCOMPARABLE]
     for reason, count in Counter("; ".join(change.notes) for change in others).most_common(1):
         which = f"{len(others)} of {len(comparison.changes)} cells could not be compared; {count} of them: {reason}"
@@ -108,13 +107,12 @@ def comparison_document(comparison: Comparison, simulated: float | None = None) 
 
 
 def _summary(comparison: Comparison) -> str:
-    cells = comparison.changes
-    verdicts = Counter(change.verdict for change in cells).most_common()
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts)
-    sentence = f"{counted(len(cells), 'cell')} by {comparison.metric.name}: {counts}"
+    verdicts = Counter(change.verdict for change in comparison.changes)
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
+    sentence = f"{counted(verdicts.total(), 'cell')} by {comparison.metric.name}: {counts}"
     if not comparison.blind:
         return sentence
-    seen = counted(sum(change.ratio is not None for change in cells), "cell")
+    seen = counted(sum(change.ratio is not None for change in comparison.changes), "cell")
     return (
         f"This comparison could not have seen a change of {100 * changes.TO_SEE * comparison.threshold:.3g}% in "
         f"{len(comparison.blind)} of {seen}: measure both sides several times, in turns (--simulate says how often). "

@@ -18,8 +18,6 @@ from tpbench.suggestions import counted, number, printable
 from tpbench.tables import MISSING, Document, Table, TableCell, number_cell, value_text
 
 Level: TypeAlias = tuple[Record, ...]
-History: TypeAlias = Sequence[tuple[str, Sequence[Level]]]
-"""The name and the levels of each cell."""
 COLUMNS = ("cell", "since", "commit", "rows", "level", "ratio", "p", "verdict", "what differs")
 
 
@@ -51,12 +49,12 @@ def main(arguments: Sequence[str]) -> int:
     return int(any(change.fails for change in comparison.changes))
 
 
-def all_levels(frame: pd.DataFrame, shown: Metric) -> History:
-    """Return the levels of every cell that has a measurement, in time order. A failure at the end is one, too."""
+def all_levels(frame: pd.DataFrame, shown: Metric) -> list[tuple[str, list[Level]]]:
+    """Return the name and the levels, in time order, of every cell with a measurement. A failure at the end is one."""
     cells = rows_by_cell(frame)
     names = cell_names(cells)
     several = len({machine for machines in cells.values() for machine in machines}) > 1
-    history: list[tuple[str, Sequence[Level]]] = []
+    history: list[tuple[str, list[Level]]] = []
     for cell, machines in cells.items():
         for machine, rows in machines.items():
             measured = [row for row in rows if not row[BESIDE] and value_of(row, shown) is not None]
@@ -70,11 +68,10 @@ def all_levels(frame: pd.DataFrame, shown: Metric) -> History:
     return history
 
 
-def _document(history: History, comparison: Comparison, all_cells: bool) -> Document:
+def _document(history: Sequence[tuple[str, list[Level]]], comparison: Comparison, all_cells: bool) -> Document:
     """Return the levels of all cells, or of those whose newest level changed, with a verdict on it."""
     newest = {change.name: change for change in comparison.changes}
-    unchanged = (changes.SAME, changes.UNCLEAR)
-    changed = [change for change in comparison.changes if change.verdict not in unchanged]
+    changed = [change for change in comparison.changes if change.verdict not in (changes.SAME, changes.UNCLEAR)]
     failing = sum(change.verdict == changes.FAILS for change in changed)
     rows = sum(len(level) for _, levels in history for level in levels)
     caption = (

@@ -14,8 +14,6 @@ from tpbench.settings import JobError
 from tpbench.suggestions import number, printable, ratio_text
 from tpbench.tables import MISSING, Document, Table, TableCell, value_cell, value_text
 
-FLOOR = "floor"
-"""Name of the column with the time of the unavoidable bytes and FLOPs."""
 FAILED = {"oom": "bad", "wrong": "bad", "timeout": "bad", "error": "bad", "skipped": "dim"}
 """Kinds of the cells of rows that are not ok, by status."""
 UNDECIDED = "?"
@@ -23,24 +21,20 @@ UNDECIDED = "?"
 _NOT_RUN = TableCell(MISSING, kind="dim")
 
 
-def pivot(
-    frame: pd.DataFrame, metric_name: str = "time_ms", *, floor: bool = False, transpose: bool = False
-) -> Document:
+def pivot(frame: pd.DataFrame, name: str = "time_ms", *, floor: bool = False, transpose: bool = False) -> Document:
     """Return tables of the newest row of each cell: problems by variants, or with `transpose` variants by problems."""
-    shown = metric(metric_name)  # first of all, because the name may be wrong
+    shown = metric(name)  # first of all, because the name may be wrong
     if floor and not shown.is_time:
-        raise JobError(f"{metric_name} has no floor: choose a time, such as --metric device_ms")
+        raise JobError(f"{name} has no floor: choose a time, such as --metric device_ms")
     grids = arrange_rows(frame)
     tables = [metric_table(grid, shown, floor=floor) for grid in grids]
     notes = [TableCell(line, kind="dim") for line in legend(tables, shown)]
     for (status, reason), cells in failures(grids).items():
         names = [*dict.fromkeys(cells)]  # cells of different tables may have one name
         shortened = ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
-        notes.append(TableCell(f"{status}: {shortened}: {reason or 'no reason given'}", kind=FAILED.get(status, "")))
-    for grid in grids:
-        for record in (record for record in grid.records if record["trace"]):
-            cell, place = f"{record.column} {grid.problem_text(record.key)}", f"{record['log_dir']}/{record['trace']}"
-            notes.append(TableCell(f"trace of {cell}: {place}", kind="dim"))
+        notes.append(TableCell(f"{status}: {shortened}: {reason}", kind=FAILED.get(status, "")))
+    for cell, record in [(cell, record) for grid in grids for cell, record in grid.named_records if record["trace"]]:
+        notes.append(TableCell(f"trace of {cell}: {record['log_dir']}/{record['trace']}", kind="dim"))
     if transpose:
         tables = [_transposed(table, grid) for table, grid in zip(tables, grids, strict=True)]
     unit = f", in {shown.unit}" if shown.unit else ""
@@ -64,7 +58,7 @@ def metric_table(grid: RecordGrid, shown: Metric, *, floor: bool = False) -> Tab
         rows.append([*map(value_cell, key), *cells, *([least] if floor else [])])
     return Table(
         heading=heading(grid.facts),
-        columns=(*map(row_values.column_label, grid.key_names), *grid.columns, *([FLOOR] if floor else [])),
+        columns=(*map(row_values.column_label, grid.key_names), *grid.columns, *(["floor"] if floor else [])),
         rows=rows,
         facts=grid.facts,
         notes=[*filter(None, [mixing_note(grid)])],
@@ -125,8 +119,8 @@ def legend(tables: Sequence[Table], shown: Metric) -> list[str]:
 def failures(grids: Sequence[RecordGrid]) -> dict[tuple[str, str], list[str]]:
     """Return the names of the cells that are not ok, by status and reason. All texts are safe to print."""
     groups: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for grid in grids:
-        for record in (record for record in grid.records if record["status"] != "ok"):
-            reason = value_text(record["status"]), printable(record["reason"] or "")
-            groups[reason].append(f"{record.column} {grid.problem_text(record.key)}")
+    for cell, record in [(cell, record) for grid in grids for cell, record in grid.named_records]:
+        if record["status"] != "ok":
+            reason = value_text(record["status"]), printable(record["reason"] or "no reason given")
+            groups[reason].append(cell)
     return groups

@@ -95,14 +95,13 @@ def _floors(grid: RecordGrid, axis: int, keys: Sequence[Key]) -> dict[Any, float
 
 def plot(grids: Sequence[RecordGrid], name: str) -> Picture:
     """Return the plot of the one grid that has it. Raises JobError if none or several grids have it."""
-    drawn = [(heading(grid.facts), picture) for grid in grids if (picture := by_size(grid, PLOTS[name]))]
+    drawn = [replace(picture, heading=heading(grid.facts)) for grid in grids if (picture := by_size(grid, PLOTS[name]))]
     if not drawn:
         raise JobError(f"these rows have nothing for the plot {name}")
     if len(drawn) > 1:
-        headings = "\n".join(f"  {title}" for title, _ in drawn)
+        headings = "\n".join(f"  {picture.heading}" for picture in drawn)
         raise JobError(f"the plot {name} shows one of these: choose with --loss, --dtype, --gpu-name ...\n{headings}")
-    ((title, picture),) = drawn
-    return replace(picture, heading=title)
+    return drawn[0]
 
 
 def render(picture: Picture, name: str, *, inline: bool = False) -> str:

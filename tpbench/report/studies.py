@@ -54,16 +54,12 @@ def study_document(frame: pd.DataFrame, study: str | None, columns: Sequence[str
     left_out = [f"without the rows of Triton's interpreter, which measure nothing: {count}"] if count else []
     if not tables:
         why = "no rows" if frame.empty else "these rows do not suffice"
-        whose = f"{why} for the study {study}, which is of {', '.join(by_workload)}"
-        raise JobError(", ".join((whose, *left_out)))
+        raise JobError(", ".join((f"{why} for the study {study}, which is of {', '.join(by_workload)}", *left_out)))
     return Document(tables, warnings=[*disagreements(row_records(newest(frame))), *left_out])
 
 
 def _computed(frame: pd.DataFrame, by_workload: dict[str, Study]) -> list[tuple[Any, list[Record]]]:
-    """Return the module of each workload that computes the study itself, with its measured rows that are correct.
-
-    Their texts are safe to print.
-    """
+    """Return the module of each workload that computes the study, and its correct rows. Their texts are printable."""
     measured = [row for row in row_records(frame) if row["status"] == "ok" and not row["interpreted"]]
     for row in measured:
         row.update({name: short_text(value, 200) for name, value in row.items() if isinstance(value, str)})
@@ -75,10 +71,7 @@ def _computed(frame: pd.DataFrame, by_workload: dict[str, Study]) -> list[tuple[
 
 
 def cell_table(grid: RecordGrid, study: Study, names: Sequence[str]) -> Table | None:
-    """Return a line for each cell of a grid, with those of the columns that some row has, or None if no row has any.
-
-    What all cells share stands in the heading.
-    """
+    """Return a line for each cell of a grid with the columns that some row has, or None if no row has any of them."""
     lines, facts, keys = grid.records, dict[str, Any](grid.facts), dict[str, list[TableCell]]()
     cells = {name: [column_cell(name, record) for record in lines] for name in names}
     filled = {name: column for name, column in cells.items() if any(cell.text != MISSING for cell in column)}

@@ -120,7 +120,7 @@ def compare(
     bottom, top = observations(before, shown), observations(after, shown)
     if not bottom or not top:
         return None
-    log = _mean_log(top) - _mean_log(bottom)
+    log = _mean(top, "log") - _mean(bottom, "log")
     if len(before) == len(after) == 1 and (by_rounds := _ratio_of_rounds(before[0], after[0], shown.name, log)):
         return by_rounds
     if all(row.known for row in (*bottom, *top)) or min(len(bottom), len(top)) >= FEWEST_ROWS:
@@ -133,7 +133,7 @@ def repeated_spread(groups: Sequence[Sequence[Row]], shown: Metric) -> RunSpread
     assumed, _ = _spread_and_clock(next(itertools.chain.from_iterable(groups), {}), shown)
     repeated = [seen for group in groups if len(seen := observations(group, shown)) > 1]
     freedom = sum(map(len, repeated)) - len(repeated)  # 0: no cell has repeated rows
-    total = sum(_squares(group) / _assumed(group) for group in repeated)
+    total = sum(_squares(group) / _mean(group, "variance") for group in repeated)
     return assumed._replace(factor=(assumed.freedom + total) / (assumed.freedom + freedom))
 
 
@@ -243,30 +243,25 @@ def tested(before: Sequence[Observation], after: Sequence[Observation], spread: 
     order = sorted((row.started, at) for at, side in enumerate((before, after)) for row in side)
     blocks = [side for side, _ in itertools.groupby(side for _, side in order)]  # A B A B: two blocks a side
     counts = blocks.count(0), blocks.count(1)
-    prior = spread.freedom
-    assumed = (_assumed(before) + _assumed(after)) / 2
+    assumed = (_mean(before, "variance") + _mean(after, "variance")) / 2
     squares = _squares(before) + _squares(after)
-    variance = (prior * spread.factor * assumed + squares) / (prior + len(before) + len(after) - 2)
+    variance = (spread.freedom * spread.factor * assumed + squares) / (spread.freedom + len(before) + len(after) - 2)
     if min(counts) < 2:
         variance = max(variance, assumed)
     variance *= sum(1 / count for count in counts)
     hosts = [{row.host for row in side} for side in (before, after)]
     if hosts[0] != hosts[1]:
         variance += spread.between_hosts**2 * sum(1 / len(side) for side in hosts)
-    return _ratio(_mean_log(after) - _mean_log(before), math.sqrt(variance), prior + sum(counts) - 2)
+    return _ratio(_mean(after, "log") - _mean(before, "log"), math.sqrt(variance), spread.freedom + sum(counts) - 2)
 
 
-def _mean_log(observed: Sequence[Observation]) -> float:
-    return fmean(row.log for row in observed)
+def _mean(side: Iterable[Observation], field: str) -> float:
+    return fmean(getattr(row, field) for row in side)
 
 
 def _finite(samples: Sequence[float] | None) -> Any:
     values = np.asarray([] if samples is None else samples, dtype=np.float64)
     return values[np.isfinite(values)]
-
-
-def _assumed(side: Iterable[Observation]) -> float:
-    return fmean(row.variance for row in side)
 
 
 def _squares(group: Sequence[Observation]) -> float:

@@ -76,6 +76,11 @@ class RecordGrid:
         """All records, problem by problem."""
         return [record for line in self.lines.values() for record in line if record]
 
+    @property
+    def named_records(self) -> list[tuple[str, Record]]:
+        """All records, each after the name of its cell."""
+        return [(f"{record.column} {self.problem_text(record.key)}", record) for record in self.records]
+
     @cached_property
     def varying(self) -> tuple[int, ...]:
         """Indices of the independent keys in which problems differ, or all independent keys if none differs."""
@@ -84,8 +89,8 @@ class RecordGrid:
     def follows(self, at: int, other: int) -> bool:
         """Return true if `other` has names, each with one value of the key `at`, as models have layers."""
         pairs = {(key[at], key[other]) for key in self.lines}
-        named = at != other and any(isinstance(name, str) for _, name in pairs)
-        return named and len({name for _, name in pairs}) == len(pairs)
+        is_name = at != other and any(isinstance(name, str) for _, name in pairs)
+        return is_name and len({name for _, name in pairs}) == len(pairs)
 
     def problem_text(self, key: Key, indices: Sequence[int] | None = None) -> str:
         """Return the independent keys of a problem as text, or only the keys at `indices`."""

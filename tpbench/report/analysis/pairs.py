@@ -33,7 +33,8 @@ _CODE = ("tpbench_version", "kernels_version", "variant_version", "git_commit", 
 NOTED = ("host", "gpu_count", "cpu_count", "package_versions", *_CODE)
 """Columns whose difference is noted but permitted. So are the recorded variables of the environment."""
 _STACK = (*(name for name in ACROSS if name != "memory_limit_gib"), "package_versions", *_CODE)
-_OF_PLACE = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+OF_PLACE = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Recorded variables that say where a job ran. The launcher sets them."""
 _ALWAYS = {"workload": None, "variant": None, "device": None, "graph": False, "fresh": False, "nodes": 1}
 _ALWAYS |= {"tp_size": None, "dp_size": 1}
 """Columns of every cell's identity, with their defaults."""
@@ -54,7 +55,7 @@ def remarks(before: Record, after: Record, allowed: Collection[str] = ()) -> lis
     """Return differences between two rows that permit a comparison but must be noted."""
     notes = _differing([*NOTED, *(name for name in ACROSS if name in allowed)], before, after)
     left, right = (json_object(row.get("environment")) for row in (before, after))
-    for name in sorted({*left, *right} - {*_OF_PLACE}) if left and right else ():
+    for name in sorted({*left, *right} - {*OF_PLACE}) if left and right else ():
         one, other = (value_text(variables.get(name, "unset")) for variables in (left, right))
         notes += [f"{name} {one} and {other}"] if one != other else []
     return notes
@@ -97,8 +98,7 @@ def _repeated(rows: Sequence[Record]) -> tuple[Record, ...]:
 
 def rows_by_cell(frame: pd.DataFrame) -> dict[CellIdentity, dict[Any, list[Record]]]:
     """Return the rows of each cell by hardware, oldest first. Failures beside a measurement are left out."""
-    frame = frame.drop(replaced_rows(frame))
-    frame = frame.assign(when=frame["finished_at"].fillna(frame["started_at"]))
+    frame = frame.assign(when=frame["finished_at"].fillna(frame["started_at"])).drop(replaced_rows(frame))
     cells: dict[CellIdentity, dict[Any, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for record in row_records(frame.sort_values("when", kind="stable", na_position="first")):
         cells[_identity(record)][record["hardware"]].append(record)

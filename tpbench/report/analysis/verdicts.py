@@ -46,11 +46,6 @@ class ProblemVerdict(NamedTuple):
     """The cell with the least memory. None if no row has any."""
 
     @property
-    def time_ms(self) -> float:
-        """The time of the fastest cell by the deciding clock, or 0 if no cell was measured."""
-        return float(self.fastest[self.clock.column]) if self.fastest else 0.0
-
-    @property
     def winner(self) -> str | None:
         """The variant that is surely faster than the others, or the only one, or None."""
         decided = self.fastest and (self.ratio is None or self.ratio.decided)
@@ -60,8 +55,7 @@ class ProblemVerdict(NamedTuple):
 def verdict_of(grid: RecordGrid, key: Key, disputed: Collection[str] = ()) -> ProblemVerdict:
     """Return the verdict of a problem of a grid. `disputed`: ids of the rows of which a warning speaks."""
     place = str(grid.facts["hardware"]), grid.problem_text(key, grid.varying)
-    line = [record for record in grid.lines[key] if record]
-    measured = [record for record in line if is_measurement(record) and record["time_ms"] is not None]
+    measured = [row for row in grid.lines[key] if row and is_measurement(row) and row["time_ms"] is not None]
     if not measured:
         return ProblemVerdict(*place, ("unmeasured",))
     clock = next(clock for clock in DECIDING if all(record[clock.column] is not None for record in measured))

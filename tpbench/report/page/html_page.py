@@ -37,10 +37,11 @@ def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
     records = [record for grid in grids for record in grid.records]
     warnings = disagreements(records)
     disputed = frozenset[str]().union(*warnings.values())
-    judged = [
-        (f"s{at}", grid, [verdicts.verdict_of(grid, key, disputed) for key in grid.lines])
-        for at, grid in enumerate(grids)
-    ]
+    judged = []
+    for at, grid in enumerate(grids):
+        of_grid = [verdicts.verdict_of(grid, key, disputed) for key in grid.lines]
+        of_grid.sort(key=lambda verdict: verdict.fastest[verdict.clock.column] if verdict.fastest else 0, reverse=True)
+        judged.append((f"s{at}", grid, of_grid))
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("tpbench.report", "page"), autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
@@ -48,9 +49,12 @@ def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
     filters = (number, ratio_text, counted, row_values.hover_text)
     environment.filters |= {function.__name__: function for function in filters}
     environment.globals |= {"judge": verdicts, "packages": packages, "statuses": STATUSES, "workloads": workloads()}
-    css, script = (
-        (resources.files(__package__) / name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
-    )
+    folder = resources.files(__package__)
+    css, script = (folder.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    failed = [
+        [str(len(cells)), status, reason, printable("; ".join(cells), 600)]
+        for (status, reason), cells in failures(grids).items()
+    ]
     return environment.get_template("report.html.j2").render(
         css=css,
         script=script,
@@ -59,7 +63,7 @@ def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
         hardware=[*dict.fromkeys(value_text(record["hardware"]) for record in records)],
         hosts=sorted({value_text(record["host"]) for record in records if record["host"]}),
         warnings=list(warnings),
-        failures=_failures(grids),
+        failures=Table("failures", ("cells", "status", "reason", "which"), failed),
         unfolded=sum(len(of_grid) for *_, of_grid in judged) <= 20,
         parts=[
             (name, _sections([*of_workload], metric_name))
@@ -115,15 +119,6 @@ def _figure(grid: RecordGrid, name: str, anchor: str) -> dict[str, Any]:
         "panels": [plots.render(part, f"{name} {anchor} {at}", inline=True) for at, part in enumerate(parts)],
         "bars": bars,
     }
-
-
-def _failures(grids: Sequence[RecordGrid]) -> Table:
-    """Return the failed cells of all grids, merged by status and reason."""
-    rows = [
-        [str(len(cells)), status, reason or "no reason given", printable("; ".join(cells), 600)]
-        for (status, reason), cells in failures(grids).items()
-    ]
-    return Table("failures", ("cells", "status", "reason", "which"), rows)
 
 
 def _machines(records: Sequence[Record]) -> Table:
