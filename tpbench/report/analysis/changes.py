@@ -107,9 +107,8 @@ class Comparison:
         if not (ratio := change.ratio) or not ratio.error:
             return None
         if rows is not None:
-            prior = self.spread.freedom
-            error = ratio.error * math.sqrt((ratio.freedom - prior + 2) / 2 / rows)
-            ratio = ratio._replace(error=error, freedom=prior + 2 * rows - 2)
+            error = ratio.error * math.sqrt((ratio.freedom - self.spread.freedom + 2) / 2 / rows)
+            ratio = ratio._replace(error=error, freedom=self.spread.freedom + 2 * rows - 2)
         return float(special.stdtr(ratio.freedom, (math.log1p(size) - self._limit(change, ratio)) / ratio.error))
 
     def _limit(self, change: CellChange, ratio: Ratio) -> float:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from tpbench.measure.clocks import DECIDING, WALL, Clock
 from tpbench.report.analysis import row_values
-from tpbench.report.analysis.comparison import Ratio, compare, value_of
+from tpbench.report.analysis.comparison import Ratio, compare
 from tpbench.report.analysis.grid import Key, RecordGrid
 from tpbench.report.analysis.row_values import Record, is_measurement, metric
 from tpbench.suggestions import counted, ratio_text
@@ -44,6 +44,8 @@ class ProblemVerdict(NamedTuple):
     """Time of the runner-up over that of the fastest."""
     smallest: Record | None = None
     """The cell with the least memory. None if no row has any."""
+    time_ms: float = 0.0
+    """The time of the fastest cell by the deciding clock."""
 
     @property
     def winner(self) -> str | None:
@@ -75,9 +77,9 @@ def verdict_of(grid: RecordGrid, key: Key, disputed: Collection[str] = ()) -> Pr
         "below floor": any(row_values.BELOW_FLOOR in row_values.remark_marks(record) for record in both),
         "shared host": any(record["beside"] for record in both),
     }
-    sized = [record for record in alike if value_of(record, metric("peak_gib"))]
-    smallest = min(sized, key=lambda record: float(record["peak_gib"]), default=None)
-    return ProblemVerdict(*place, tuple(filter(holds.get, holds)), clock, first, second, ratio, smallest)
+    smallest = min((row for row in alike if row["peak_gib"]), key=lambda row: float(row["peak_gib"]), default=None)
+    doubts = tuple(filter(holds.get, holds))
+    return ProblemVerdict(*place, doubts, clock, first, second, ratio, smallest, float(first[clock.column]))
 
 
 def answers(all_verdicts: Sequence[ProblemVerdict]) -> list[str]:

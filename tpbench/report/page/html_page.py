@@ -37,11 +37,10 @@ def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
     records = [record for grid in grids for record in grid.records]
     warnings = disagreements(records)
     disputed = frozenset[str]().union(*warnings.values())
-    judged = []
-    for at, grid in enumerate(grids):
-        of_grid = [verdicts.verdict_of(grid, key, disputed) for key in grid.lines]
-        of_grid.sort(key=lambda verdict: verdict.fastest[verdict.clock.column] if verdict.fastest else 0, reverse=True)
-        judged.append((f"s{at}", grid, of_grid))
+    judged = [
+        (f"s{at}", grid, [verdicts.verdict_of(grid, key, disputed) for key in grid.lines])
+        for at, grid in enumerate(grids)
+    ]
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("tpbench.report", "page"), autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
