@@ -103,10 +103,8 @@ def test_rows_say_how_well_they_find_a_change(compare):
 @pytest.mark.parametrize(
     "change, said",
     [
-        ({"gpu_name": "NVIDIA H100"}, "gpu_name NVIDIA H200 and NVIDIA H100"),
         ({"torch_version": "2.13.0"}, "torch_version 2.11.0 and 2.13.0"),
         ({"warmed_up": False}, "warmed_up true and false"),
-        ({"beside": "another-sweep"}, "other jobs ran beside it after"),
     ],
 )
 def test_differing_machines_are_not_compared_silently(compare, change, said):
@@ -134,9 +132,8 @@ def test_cells_that_all_vanish_are_no_pass(compare):
 
 @pytest.mark.parametrize(
     "before, after",
-    [(OOM, OOM), ({"status": "skipped"}, {"status": "skipped"}), ({}, {"gpu_name": "NVIDIA H100"}),
-     ({}, {"status": "skipped"})],
-)  # fmt: skip
+    [(OOM, OOM), ({}, {"gpu_name": "NVIDIA H100"}), ({}, {"status": "skipped"})],
+)
 def test_cells_that_were_not_measured_twice_are_no_pass(compare, before, after):
     """The cell that is on one side only does not make it a pass either."""
     code, lines, said = compare([*cells(**before), synthetic.cell("quack", 32768, 4)], cells(**after))
@@ -151,7 +148,7 @@ def test_a_cell_that_vanishes_is_no_pass_unless_that_is_allowed(compare):
     assert code == 0 and complaint not in said
 
 
-@pytest.mark.parametrize("changes", [OOM, {"status": "skipped"}, {"gpu_name": "NVIDIA H100"}])
+@pytest.mark.parametrize("changes", [OOM, {"gpu_name": "NVIDIA H100"}])
 def test_a_cell_may_vanish_that_did_not_work_or_ran_on_another_machine(compare, changes):
     code, lines, said = compare([*cells(), synthetic.cell("quack", 32768, 4, **changes)], cells())
     assert code == 0 and "only before" in verdicts(lines) and "missing" not in said
@@ -159,9 +156,8 @@ def test_a_cell_may_vanish_that_did_not_work_or_ran_on_another_machine(compare, 
 
 @pytest.mark.parametrize(
     "metric, factor, verdict, code",
-    [("peak_gib", 1.5, "worse", 1), ("peak_gib", 0.5, "better", 0), ("gb_per_s", 0.5, "worse", 1),
-     ("flops", 2, "higher", 0), ("time_p95_ms", 3, "slower", 1)],
-)  # fmt: skip
+    [("peak_gib", 0.5, "better", 0), ("gb_per_s", 0.5, "worse", 1), ("flops", 2, "higher", 0)],
+)
 def test_any_metric(compare, metric, factor, verdict, code):
     before = [row | {metric: row.get(metric) or 100} for row in cells()]
     found, lines, _ = compare(before, [row | {metric: factor * row[metric]} for row in before], "--metric", metric)

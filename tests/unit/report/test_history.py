@@ -40,16 +40,12 @@ def test_a_slower_level_is_named_with_its_commit_and_package(tmp_path, capsys):
     assert main(["history", place, "--metric", "tim"]) == 2
 
 
-def test_every_format_is_written(tmp_path, capsys):
+def test_csv_has_all_levels(tmp_path, capsys):
     place = write(tmp_path, [1.0] * 2 + [1.5] * 2, git_commit="b" * 40)
     assert main(["history", place, "--format", "csv"]) == 1
     header, *lines = capsys.readouterr().out.splitlines()
     assert header == "cell,since,commit,rows,level,ratio,p,verdict,what differs"
     assert len(lines) == 4 and sum(",slower," in line for line in lines) == 1
-    out = tmp_path / "history.md"
-    assert main(["history", place, "-o", str(out)]) == 1 and out.read_text().startswith("time_ms of")
-    assert main(["history", place, "-o", str(tmp_path / "history.html")]) == 2
-    assert "use one of the suffixes .txt, .md, .csv, .json" in capsys.readouterr().err
 
 
 def test_a_screen_without_columns_and_values_beyond_any_ratio(tmp_path, capsys, monkeypatch):
