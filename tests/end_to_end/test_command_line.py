@@ -115,6 +115,11 @@ def test_commands_that_measure_nothing(tmp_path: Path) -> None:
     broken = tmp_path / "rows" / "broken.parquet"
     broken.parent.mkdir()
     broken.write_text("no row")
+    site, made = tmp_path / "site", tmp_path / "made by an experiment"
+    (site / "experiment").mkdir(parents=True)
+    (site / "experiment" / "code.yaml").write_text(
+        f"# @package _global_\nhydra: {{callbacks: {{x: {{_target_: os.mkdir, _args_: ['{made}']}}}}}}\n"
+    )
     lines: list[list[str]] = [
         ["graph=true", "tp_size=1,2", "-m", "measure=quick", "device=cpu"],
         ["--version"],
@@ -122,9 +127,12 @@ def test_commands_that_measure_nothing(tmp_path: Path) -> None:
         ["dry_run=true", "resume=true", f"output_dir={broken.parent}"],
         ["dry_run=true", "output_dir=/proc/rows"],  # nobody can write there
         ["profile", "dry_run=true"],
+        ["--hydra-help"],
+        ["--config-dir", str(site), "+experiment=code", "dry_run=true"],
     ]
     ended = forked(lines, tmp_path)
-    assert [code for code, _ in ended] == [0] * 6, [(folder / "stderr").read_text() for _, folder in ended]
+    assert "hydra.callbacks has no effect" in (ended[-1][1] / "stderr").read_text() and not made.exists()
+    assert [code for code, _ in ended] == [0] * 7 + [2], [(folder / "stderr").read_text() for _, folder in ended]
     skipped, version, shown, *_ = ((folder / "stdout").read_text() for _, folder in ended)
     errors = (ended[3][1] / "stderr").read_text()
     assert errors.startswith(f"tpbench: warning: {broken}: skipped, it is broken: ") and errors.count("\n") == 1
