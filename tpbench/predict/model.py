@@ -35,6 +35,8 @@ OTHER_GPU_ERROR = 0.3
 within it."""
 TIMES = ("time_ms", "device_ms")
 COUNTED = ("peak_gib", "bytes_communicated")
+COUNTS = {"peak_gib": "memory", "bytes_communicated": "sent", "device_ms": "time"}
+"""The terms to which each quantity is fitted, as `Counts` names them."""
 AXES: Mapping[str, Callable[[MeasuredCell], object]] = {
     "size": lambda cell: (cell.size.tokens, cell.size.vocab),
     "number of ranks": lambda cell: cell.size.tp_size,
@@ -143,11 +145,9 @@ class VariantModel:
         self.label, self.cells, self.kinds = label, tuple(cells), sorted({cell.size.kind for cell in cells})
         self.errors: Mapping[Any, float] = {}
         """Relative errors by kind and quantity, from `pooled_errors`."""
-        counted = [(counts(label, cell.size), cell.row) for cell in cells]
         self.fits = {
-            "peak_gib": fit([(count.memory, row["peak_gib"]) for count, row in counted]),
-            "bytes_communicated": fit([(count.sent, row["bytes_communicated"]) for count, row in counted]),
-            "device_ms": fit([(count.time, row["device_ms"]) for count, row in counted]),
+            name: fit([(getattr(counts(label, cell.size), kind), cell.row[name]) for cell in cells])
+            for name, kind in COUNTS.items()
         }
         self.hosts = {several: self._host_of(several) for several in (False, True)}
         """How long the host launches, and what a wall time has on top: of one rank (False), and of several (True)."""
@@ -196,7 +196,7 @@ class VariantModel:
         `slowdown` multiplies times that a GPU's memory bandwidth limits.
         """
         if name in COUNTED:
-            terms = counts(self.label, size).memory if name == "peak_gib" else counts(self.label, size).sent
+            terms = getattr(counts(self.label, size), COUNTS[name])
             return self.fits[name](terms) if self.fits[name].determines(terms) else None
         if (fitted := self._fitted_ms(name, size, slowdown)) is None:
             return None
