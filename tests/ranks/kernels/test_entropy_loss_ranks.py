@@ -124,7 +124,7 @@ def _left_alone(rank: Rank, logits: torch.Tensor, labels: torch.Tensor, exchange
     shard["exchange"] = exchange
     assert entropy_loss(local, labels, **shard).loss.isfinite()  # whose wait is as long as the peer compiles
     torch.cuda.synchronize()
-    symmetric.WAIT_LIMIT_S = 4.0
+    symmetric.WAIT_LIMIT_S = 1.0  # a launch that yields waits for a dead rank up to three times
     if rank.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     began = time.monotonic()
@@ -142,7 +142,7 @@ def test_a_rank_whose_peer_is_killed_ends_with_an_error(exchange: str) -> None:
         run_on_ranks(2, _left_alone, *make("cross_entropy", vocab=101), exchange, timeout_s=60.0)
     assert raised.value.answers[0] is not None
     nan, took, error = raised.value.answers[0]
-    assert nan and 3.0 < took < 30.0 and "in vain for the statistics of another rank" in error
+    assert nan and 0.8 < took < 30.0 and "in vain for the statistics of another rank" in error
 
 
 def _captured(rank: Rank, logits: torch.Tensor, target: torch.Tensor, loss: Any, grad: str) -> list[Any]:
@@ -180,7 +180,7 @@ def test_a_graph_over_ranks_may_be_replayed_between_other_calls(loss: Any, rows:
 
 
 def _late(rank: Rank, logits: torch.Tensor, target: torch.Tensor, loss: Any) -> list[bool]:
-    """Return whether this rank's programs left rows in three calls: no rank, this one, and the other one came late."""
+    """Return whether this rank's programs left rows in three calls: no rank, rank 0, and rank 1 came late."""
     local, target, shard = _shard(rank, logits, target)
     shard["loss"] = loss
     right = entropy_loss(local, target, exchange="symmetric", **shard)
@@ -188,7 +188,7 @@ def _late(rank: Rank, logits: torch.Tensor, target: torch.Tensor, loss: Any) -> 
     left = launch.prepared.late_rows and symmetric.workspace(rank.group, rank.device).control[2]
     (meet, *meeting), reads, (meet_again, *again), late_rows = launch.queue
     found = []
-    for late in (None, rank.rank, 1 - rank.rank):
+    for late in (None, 0, 1):
 
         def meet_and_sleep(*arguments: Any, late: int | None = late) -> None:
             meet(*arguments)
@@ -210,7 +210,7 @@ def _late(rank: Rank, logits: torch.Tensor, target: torch.Tensor, loss: Any) -> 
 @pytest.mark.parametrize("vocab", [65536, 128256])
 def test_rows_that_a_rank_left_have_the_bits_of_the_others(loss: Any, vocab: int) -> None:
     first, second = run_on_ranks(2, _late, *make(loss, rows=2000, vocab=vocab, dtype=torch.bfloat16), loss)
-    assert first[2] and second[2]
+    assert first[2] and second[1]  # the rank that waits leaves rows
 
 
 def _groups(rank: Rank) -> tuple[bool, bool]:
