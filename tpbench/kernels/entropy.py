@@ -155,7 +155,8 @@ def entropy_loss(
               collectives of other streams may run at the same time, for example FSDP's. It is "nccl" for jsd, and if
               the ranks are not GPUs of one machine that reach each other's memory.
             - "nccl": between two kernels, by one all-gather through the group's backend (gloo on a CPU).
-            - "auto": as "yielding", and "symmetric" if no rank had another process group at the group's first call.
+            - "auto": as "yielding", and "symmetric" if at the group's first call no rank had another process group of
+              several ranks.
 
             Two kernels run, for any exchange, with a function as the loss, temperatures of rows, a grad to accumulate
             into, a softcap above 64, an entropy or a softcap against a `TopK`, targets of another dtype, very long

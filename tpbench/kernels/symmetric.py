@@ -103,7 +103,7 @@ class PeerWorkspace(Workspace):
         """Handle of the stream of the last launch outside of graphs."""
         self._kept: list[Any] = []
         self.alone = False
-        """True if no rank has another process group, so that probably no other collective runs at the same time."""
+        """True if no rank has another process group of several ranks: probably no other collective runs beside it."""
 
     def enter(self) -> None:
         """Order each launch after the last one, also one of another stream: both advance the same epoch."""
@@ -155,10 +155,8 @@ def workspace(group: dist.ProcessGroup, device: torch.device) -> PeerWorkspace |
             "ranks must meet before a CUDA graph is captured: call entropy_loss with this group first, or say "
             "exchange='nccl'"
         )
-    answers = gather_values(
-        (_rank_reason(group, device), machine_id(), _rendezvous_count, len(dist.distributed_c10d._world.pg_map)),
-        group, device,
-    )  # fmt: skip
+    n_groups = sum(each.size() > 1 for each in dist.distributed_c10d._world.pg_map)
+    answers = gather_values((_rank_reason(group, device), machine_id(), _rendezvous_count, n_groups), group, device)
     reason = unavailable_reason([answer[:3] for answer in answers])
     if reason:
         return reason
