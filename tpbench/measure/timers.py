@@ -15,10 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tpbench.measure.machine import L2_FLUSH_BYTES
 from tpbench.measure.session import Context
 
-L2_FLUSH_BYTES = 256 * 2**20
-"""At least twice the L2 cache of current GPUs (an H200 has 50 MiB, a B200 126 MiB)."""
 CPU_FLUSH_BYTES = L2_FLUSH_BYTES // 4
 """For all ranks of a CPU together, because they share its last-level cache."""
 

@@ -169,12 +169,13 @@ class Tasks:
             return
         reset_random_numbers()
         context = context_of(job, device, task.folder, process_stays=self.progress is not None)
+        copy_rate = copy_gb_per_s(device)  # before the limit, because the job doesn't need these buffers
         limit = rank_memory.limit(device, job.memory_limit_gib, int(os.environ["LOCAL_WORLD_SIZE"]))
         columns |= {"memory_limit_gib": limit, "jobs_before": self.jobs_before}
         say("setting up")
         columns["start_s"] = max(0.0, (datetime.now(UTC) - task.started_at).total_seconds())
         set_up, interleaved = functools.partial(job.set_up, context), len(self.tasks) > 1
-        cell = Cell(set_up, context, job.measure, copy_gb_per_s(device), job.interpreted, interleaved=interleaved)
+        cell = Cell(set_up, context, job.measure, copy_rate, job.interpreted, interleaved=interleaved)
         self.cells[place] = cell
         cell.begin()
         if cell.in_rounds:

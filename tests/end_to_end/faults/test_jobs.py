@@ -105,7 +105,7 @@ def test_out_of_memory_on_one_rank_only(tmp_path: Path) -> None:
 
 
 def test_memory_limit_of_one_job_without_a_sweep(tmp_path: Path) -> None:
-    sizes = ("tokens=2048", "vocab=65536", "tp_size=1", "memory_limit_gib=0.25")
+    sizes = ("tokens=4096", "vocab=65536", "tp_size=1", "memory_limit_gib=0.25")
     done = tpbench("variant=pytorch_gather", *sizes, "device=cpu", "output_dir=elsewhere", cwd=tmp_path)
     (row,) = package.load(tmp_path / "elsewhere").to_dict("records")
     assert not (tmp_path / "outputs").exists()

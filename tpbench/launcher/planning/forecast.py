@@ -7,6 +7,7 @@ from pathlib import Path
 from tpbench.job import Job
 from tpbench.launcher.planning.plan import Cell, PlanningTarget, is_long_on_cpu, notes
 from tpbench.launcher.planning.resume import ResumeDecision
+from tpbench.measure.machine import L2_FLUSH_BYTES
 from tpbench.predict.target import RESERVE_GIB
 from tpbench.results.read import load
 from tpbench.suggestions import memory_text
@@ -45,8 +46,11 @@ def expected_seconds(job: Job, measured: Mapping[str, tuple[float, float]], *, s
 def shortage(job: Job, gpu_gib: float | None, cpu_gib: float | None) -> str | None:
     """Return why a job doesn't fit in the memory of a GPU, or in the main memory that its ranks share, if known."""
     free_gib = (gpu_gib and gpu_gib - RESERVE_GIB) if job.device == "cuda" else cpu_gib and cpu_gib / job.world_size
-    free_gib, least_gib = job.memory_limit_gib or free_gib, job.workload.least_gib(job)
-    if not (free_gib and least_gib and least_gib > free_gib):
+    if job.memory_limit_gib:
+        # The buffer that evicts the caches counts, too.
+        free_gib = max(0.0, job.memory_limit_gib - (job.device == "cuda") * L2_FLUSH_BYTES / 2**30)
+    least_gib = job.workload.least_gib(job)
+    if free_gib is None or not least_gib or least_gib <= free_gib:
         return None
     needed = job.workload.expected_memory(job) or f"a rank needs at least {memory_text(least_gib)}"
     return f"runs out of memory: {needed}, {memory_text(free_gib)} free"
