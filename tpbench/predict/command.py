@@ -5,7 +5,7 @@ import itertools
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, NoReturn
 
 from tpbench.job import Job
 from tpbench.measure.machine import KNOWN_GPUS
@@ -46,8 +46,14 @@ def main(arguments: Sequence[str]) -> int:
     return 0 if reached else 1
 
 
+class _Parser(command_line.ReportParser):
+    def error(self, message: str) -> NoReturn:
+        elsewhere = "for others `python -m tpbench -m variant=NAME shape=NAME dry_run=true` says time and memory"
+        super().error(f"{message}; predict answers for the workload {WORKLOAD.name}, {elsewhere}")
+
+
 def _parser() -> command_line.ReportParser:
-    parser = command_line.ReportParser(
+    parser = _Parser(
         "predict",
         tuple(command_line.TABLES),
         description=f"Time, communication and memory of any problem of {WORKLOAD.name}, from a model fitted to rows.",

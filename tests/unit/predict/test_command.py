@@ -84,3 +84,9 @@ def test_counts_that_scale_a_gather_by_its_shard_fail_the_validation(rows, capsy
 def test_what_cannot_be_answered(rows, capsys, arguments, said):
     assert main(["--rows", rows, *arguments]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_what_another_command_answers(rows, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["--rows", rows, "--model", "qwen3_8b"])
+    assert "dry_run=true" in capsys.readouterr().err
