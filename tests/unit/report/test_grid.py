@@ -50,6 +50,23 @@ def test_settings_of_the_measurement_split_no_problem(add, frame):
     assert [record["time_ms"] for record in found.records] == [2.0, 3.0]
 
 
+def test_each_memory_limit_of_a_cell_has_a_line(add, frame):
+    add("triton_tp", status="oom", memory_limit_gib=2.0)
+    add("triton_tp", 1.0, memory_limit_gib=4.0)
+    add("quack", 1.0, memory_limit_gib=139.8)
+    (grid,) = arrange_rows(frame())
+    assert {(record["variant"], record["memory_limit_gib"]) for record in grid.records} == {
+        ("triton_tp", 2.0), ("triton_tp", 4.0), ("quack", 139.8),
+    }  # fmt: skip
+
+
+def test_gpus_of_one_kind_split_no_problem(add, frame):
+    for limit in (79.18, 79.11):
+        add("triton_tp", 1.0, memory_limit_gib=limit)
+    (grid,) = arrange_rows(frame())
+    assert "memory_limit_gib" not in grid.key_names
+
+
 def note(frame):
     (found,) = arrange_rows(frame())
     return mixing_note(found)

@@ -181,6 +181,14 @@ def _split(rows: list[Record], workload: Workload | None) -> tuple[dict[str, flo
             keys.append(name)
         elif name not in placed and values and values != {default}:
             facts[row_values.column_label(name)] = value_item(*values)
+    limits: dict[Key, set[float]] = defaultdict(set)
+    for record in rows:
+        options = chosen_options(record, workload)
+        if record["memory_limit_gib"]:
+            limits[record["variant"], *options, *map(record.get, keys)].add(record["memory_limit_gib"])
+    # A cell was tried with several limits, to see how much it needs. GPUs of one kind differ by less.
+    if any(max(values) > 1.05 * min(values) for values in limits.values()):
+        keys.append("memory_limit_gib")
     return facts, keys
 
 
