@@ -25,8 +25,7 @@ class Answer:
     size: LossSize
     predictions: Sequence[Prediction]
     target: Target
-    unknown: Sequence[str] = ()
-    """Variants that can run the problem and of which no time is known."""
+    unknown: Sequence[str] = ()  # variants that can run the problem and of which no time is known
 
     @property
     def first_sentence(self) -> str:
@@ -42,8 +41,8 @@ class Answer:
         by, time, best = min(timed, key=lambda item: item[1].value)
         fastest = f"the fastest of {len(fitting)} that fit"
         sentence = f"{best.model.label} takes {number(time.value)} ms ({by}) and {_gib(best)}, {fastest}"
-        gathers = (one for one in self.predictions if one.model.label == GATHER and one is not best)
-        for gather in (one for one in gathers if one.estimates["peak_gib"].known):
+        gather = next((one for one in self.predictions if one.model.label == GATHER), best)
+        if gather is not best and gather.estimates["peak_gib"].known:
             sentence += f". The gather takes {_gib(gather)}"
             if (outcome := gather.memory(self.target.free_gib)) != "fits":
                 sentence += f": {outcome}"
@@ -66,6 +65,8 @@ def document(answers: Sequence[Answer]) -> Document:
 def _table(answer: Answer) -> Table:
     size, target, free = answer.size, answer.target, answer.target.free_gib
     names = (*TIMES, *reversed(COUNTED))
+    cells = [cell for one in answer.predictions for cell in one.model.cells]
+    hosts = ", ".join(sorted({cell.row["host"] for cell in cells}))
     rows: list[list[TableCell | str]] = [
         [one.model.label, *(_cell(one.estimates.get(name), UNITS[name]) for name in names), one.memory(free)]
         for one in answer.predictions
@@ -77,10 +78,8 @@ def _table(answer: Answer) -> Table:
         f"+-: {ERROR_BAR_SHARE:.0%} of the measured cells were missed by less when left out of the fit; the error "
         f"grows with each doubling beyond what was measured. {UNKNOWN}: the measured cells do not determine it, or "
         f"only within more than {LARGEST_ERROR:.0%}, so measure a cell of about that size",
+        f"the rows are of {hosts}: on another host, wall times may be off by more than +- says",
     ]
-    cells = [cell for one in answer.predictions for cell in one.model.cells]
-    hosts = ", ".join(sorted({cell.row["host"] for cell in cells}))
-    notes.append(f"the rows are of {hosts}: on another host, wall times may be off by more than +- says")
     return Table(
         f"{size}: predicted from {len(cells)} cells measured on {target.measured_on}",
         ("variant", *names, "memory"),

@@ -1,5 +1,6 @@
 """Read the measured cells that the cost model of the entropy loss is fitted to, and what datasheets say of GPUs."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +9,7 @@ import pandas as pd
 
 from tpbench.measure.machine import KNOWN_GPUS, known_gpu
 from tpbench.report.analysis.grid import arrange_rows
-from tpbench.report.analysis.row_values import caveat_mark
+from tpbench.report.analysis.row_values import is_measurement
 from tpbench.settings import JobError
 from tpbench.workloads.entropy_loss import WORKLOAD
 from tpbench.workloads.entropy_loss.cost_model import LossSize, size_of
@@ -23,11 +24,9 @@ SAME_TIME = 0.1
 class MeasuredCell:
     """One cell that was run on a GPU."""
 
-    label: str
-    """The variant, with the options that it was run with."""
+    label: str  # the variant, with the options that it was run with
     size: LossSize
-    row: Mapping[str, Any]
-    """The columns of its row. A missing value is None."""
+    row: Mapping[str, Any]  # the columns of its row; a missing value is None
 
 
 @dataclass(frozen=True)
@@ -52,26 +51,20 @@ def slowdown_of(measured_on: str, gpu: str) -> float | None:
 
 
 def _of_present_code(frame: pd.DataFrame) -> list[MeasuredCell]:
-    """Return the newest cell of each variant and size, without those of code that was replaced.
-
-    Rows of older code count if no cell that was measured with both says that the newer code is faster or slower.
-    """
-    frame = frame.reindex(columns=[*frame.columns, *(name for name in CODE if name not in frame)])
-    versions = [cells for _, cells in frame.sort_values("started_at").groupby([*CODE], dropna=False, sort=False)]
-    present: dict[tuple[str, str], dict[LossSize, MeasuredCell]] = {}
+    """Return the newest cell of each variant and size. Older code counts unless a cell of both shows another time."""
+    code = [name for name in CODE if name in frame]
+    versions = [rows for _, rows in frame.sort_values("started_at").groupby(code, dropna=False, sort=False)]
+    present: dict[tuple[str, str], dict[LossSize, MeasuredCell]] = defaultdict(dict)
     for version in sorted(versions, key=lambda rows: rows["started_at"].max(), reverse=True):
-        found: dict[tuple[str, str], dict[LossSize, MeasuredCell]] = {}
+        found: dict[tuple[str, str], dict[LossSize, MeasuredCell]] = defaultdict(dict)
         for row in (record for grid in arrange_rows(version) for record in grid.records):
             on_one_host = row["device"] == "cuda" and (row["nodes"] or 1) == 1
             is_tuned = " block_cap=" in row.column
-            is_sound = row["status"] == "ok" and not caveat_mark(row)
-            if on_one_host and is_sound and not is_tuned and (size := size_of(row)):
-                found.setdefault((row["gpu_name"], row.column), {})[size] = MeasuredCell(row.column, size, row)
+            if on_one_host and is_measurement(row) and not is_tuned and (size := size_of(row)):
+                found[row["gpu_name"], row.column][size] = MeasuredCell(row.column, size, row)
         for key, cells in found.items():
-            newer = present.setdefault(key, {})
-            pairs = [
-                (newer[size].row["device_ms"], cells[size].row["device_ms"]) for size in newer.keys() & cells.keys()
-            ]
+            newer = present[key]
+            pairs = [(newer[size].row["device_ms"], cells[size].row["device_ms"]) for size in newer if size in cells]
             if all(abs(new_ms / old_ms - 1) <= SAME_TIME for new_ms, old_ms in pairs if new_ms and old_ms):
                 present[key] = cells | newer
     return [cell for cells in present.values() for cell in cells.values()]

@@ -3,9 +3,9 @@
 import argparse
 import itertools
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from tpbench.job import Job
 from tpbench.measure.machine import KNOWN_GPUS
@@ -20,8 +20,8 @@ from tpbench.suggestions import unknown
 from tpbench.workloads.entropy_loss import WORKLOAD, EntropyLoss
 from tpbench.workloads.entropy_loss.cost_model import LossSize, sends_parts
 
-OWNERS = {field.name: Job if field.name == "tp_size" else EntropyLoss for field in fields(LossSize)}
-"""The settings to which each number and choice of a size belongs."""
+SETTINGS = {field.name: field for owner in (Job, EntropyLoss) for field in fields(owner)}
+"""The declarations of all numbers and choices of a size, among others."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -31,17 +31,17 @@ def main(arguments: Sequence[str]) -> int:
     fitted, left_out = models(cells)
     if not fitted:
         raise JobError(f"no variant was measured in enough cells on {cells.gpu} to predict from")
-    names = options.variant.split(",") if options.variant is not None else [*fitted]
+    is_named = options.variant is not None
+    names = options.variant.split(",") if is_named else [*fitted]
     for name in names:
         if name not in fitted:
             raise JobError(unknown("variant with enough cells", name, fitted))
-    chosen, reached = {name: fitted[name] for name in names}, True
     if options.validate:
-        content, reached = validation(left_out, chosen, cells.gpu)
+        content, reached = validation(left_out, names, cells.gpu)
     else:
         target = find_target(cells, options.gpu, options.gpu_memory)
-        answers = [_answer(size, chosen, target, is_named=options.variant is not None) for size in _sizes(options)]
-        content = document(answers)
+        chosen, reached = [fitted[name] for name in dict.fromkeys(names)], True
+        content = document([_answer(size, chosen, target, is_named) for size in _sizes(options)])
     command_line.write(content, options)
     return 0 if reached else 1
 
@@ -62,8 +62,7 @@ def _parser() -> command_line.ReportParser:
     )
     add = parser.add_argument
     for field in fields(LossSize):
-        help_text = next(other.metadata["help"] for other in fields(OWNERS[field.name]) if other.name == field.name)
-        flag = f"--{field.name.removesuffix('_size')}"
+        flag, help_text = f"--{field.name.removesuffix('_size')}", SETTINGS[field.name].metadata["help"]
         add(flag, dest=field.name, metavar="A,B", default=str(field.default), help=f"{help_text} ({field.default})")
     add("--gpu-memory", type=float, metavar="GIB", help="memory for the loss, without your model's (that of the GPU)")
     add("--variant", metavar="A,B", help="only these variants")
@@ -76,19 +75,18 @@ def _parser() -> command_line.ReportParser:
 
 def _sizes(options: argparse.Namespace) -> list[LossSize]:
     """Return all combinations of the sizes that the options name. Raises JobError for an invalid value."""
-    values: dict[str, list[Any]] = {}
-    for name, owner in OWNERS.items():
-        hint, (field,) = typing.get_type_hints(owner)[name], [field for field in fields(owner) if field.name == name]
-        values[name] = [checked_value(field, hint, text) for text in getattr(options, name).split(",")]
-    return [LossSize(*combination) for combination in itertools.product(*values.values())]
+    hints = typing.get_type_hints(Job) | typing.get_type_hints(EntropyLoss)
+    texts = {field.name: getattr(options, field.name).split(",") for field in fields(LossSize)}
+    values = [[checked_value(SETTINGS[name], hints[name], text) for text in given] for name, given in texts.items()]
+    return [LossSize(*combination) for combination in itertools.product(*values)]
 
 
-def _answer(size: LossSize, fitted: Mapping[str, VariantModel], target: Target, *, is_named: bool) -> Answer:
+def _answer(size: LossSize, fitted: Sequence[VariantModel], target: Target, is_named: bool) -> Answer:
     """Return the predictions of the variants that can run a size. Raises JobError if one that is named cannot."""
     problem = EntropyLoss(**{name: value for name, value in vars(size).items() if name != "tp_size"})
     if complaints := problem.check(size.tp_size, 1):
         raise JobError("\n".join(complaints))
-    able = [model for model in fitted.values() if size.kind in {cell.size.kind for cell in model.cells}]
+    able = [model for model in fitted if size.kind in {cell.size.kind for cell in model.cells}]
     if not able:
         raise JobError(f"{size.kind} was not measured on {target.measured_on}")
     refusals = {model.label: _refusal(model.label, problem, size.tp_size, target) for model in able}

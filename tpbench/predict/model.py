@@ -7,7 +7,7 @@ fit leaves at each of them is interpolated (kriging).
 
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,48 +48,35 @@ GPU = "GPU"
 """The axis of cells on other GPU models than the one that the models are fitted to."""
 
 
-@dataclass(frozen=True)
 class Fit:
-    """A fitted sum of terms."""
+    """A sum of terms, fitted by least squares of the relative error, with coefficients of at least zero."""
 
-    coefficients: Mapping[str, float]
-    measured: np.ndarray[Any, Any]
-    """(cells, terms): the terms of the measured cells."""
+    def __init__(self, pairs: Sequence[tuple[Terms, float | None]]) -> None:
+        known = [(terms, value) for terms, value in pairs if value is not None]
+        names = list(dict.fromkeys(name for terms, _ in known for name, value in terms.items() if value))
+        matrix = [[terms.get(name, 0.0) for name in names] for terms, _ in known]
+        self.measured = np.array(matrix).reshape(len(known), len(names))  # (cells, terms)
+        scales = self.measured.max(axis=0, initial=0.0)
+        shares = self.measured / scales / np.maximum([value for _, value in known], 1e-9)[:, None]
+        for at, share in enumerate(shares.T):  # of terms that are proportional in all cells the first one counts
+            if any(np.allclose(share, other) for other in shares.T[:at]):
+                shares[:, at] = 0.0
+        solution = optimize.nnls(shares, np.ones(len(known)), maxiter=100 * len(names))[0] if names else scales
+        self.coefficients: dict[str, float] = dict(zip(names, (solution / scales).tolist(), strict=True))
 
     def __call__(self, terms: Terms, slowdown: float = 1.0) -> float | None:
-        """Return the sum, or None if it has a term that no measured cell has.
-
-        `slowdown` multiplies the terms that a GPU's memory bandwidth limits.
-        """
-        terms = {name: value for name, value in terms.items() if value}
+        """Return the sum, with `slowdown` times the terms of bytes. None: no measured cell has one of the terms."""
+        terms = {name: value * (slowdown if name.startswith("bytes") else 1) for name, value in terms.items() if value}
         if terms.keys() - self.coefficients.keys():
             return None
-        speeds = {name: slowdown if name.startswith("bytes") else 1.0 for name in terms}
-        return sum(self.coefficients[name] * value * speeds[name] for name, value in terms.items())
+        return sum(self.coefficients[name] * value for name, value in terms.items())
 
     def determines(self, terms: Terms) -> bool:
-        """Return true if the terms are a combination of those of measured cells.
-
-        For example, cells of one size don't tell what grows with the tokens from what grows with the columns.
-        """
+        """Return true if terms are a combination of measured ones. Cells of one size don't tell tokens from vocab."""
         scales = self.measured.max(axis=0, initial=1e-9)
         rows = np.vstack([self.measured, [terms.get(name, 0.0) for name in self.coefficients]]) / scales
         rows /= np.linalg.norm(rows, axis=1, keepdims=True) + 1e-9
         return bool(np.linalg.matrix_rank(rows[:-1], 1e-3) == np.linalg.matrix_rank(rows, 1e-3))
-
-
-def fit(pairs: Sequence[tuple[Terms, float | None]]) -> Fit:
-    """Fit values to terms by least squares of the relative error, with coefficients of at least zero."""
-    known = [(terms, value) for terms, value in pairs if value is not None]
-    names = list(dict.fromkeys(name for terms, _ in known for name, value in terms.items() if value))
-    matrix = np.array([[terms.get(name, 0.0) for name in names] for terms, _ in known]).reshape(len(known), len(names))
-    scales = matrix.max(axis=0, initial=0.0)
-    shares = matrix / scales / np.maximum([value for _, value in known], 1e-9)[:, None]
-    for at, share in enumerate(shares.T):  # of terms that are proportional in all cells the first one counts
-        if any(np.allclose(share, other) for other in shares.T[:at]):
-            shares[:, at] = 0.0
-    solution = optimize.nnls(shares, np.ones(len(known)), maxiter=100 * len(names))[0] if names else scales
-    return Fit(dict(zip(names, (solution / scales).tolist(), strict=True)), matrix)
 
 
 @dataclass(frozen=True)
@@ -97,8 +84,7 @@ class Estimate:
     """A number with its error bar."""
 
     value: float
-    error: float
-    """As a share of the value. Infinite: the value is unknown."""
+    error: float  # as a share of the value; infinite: the value is unknown
 
     @property
     def low(self) -> float:
@@ -120,13 +106,12 @@ class Prediction:
 
     model: "VariantModel"
     size: LossSize
-    estimates: Mapping[str, Estimate]
-    """By the names of `TIMES` and `COUNTED`. Times are missing if the bandwidth of the GPU in question isn't known."""
+    estimates: Mapping[str, Estimate]  # by the names of `TIMES`, if the bandwidth of the GPU is known, and `COUNTED`
 
     @property
     def time(self) -> tuple[str, Estimate] | None:
         """The name and the estimate of the device time, or if that is unknown of the wall time, or None."""
-        times = [(name, self.estimates[name]) for name in ("device_ms", "time_ms") if name in self.estimates]
+        times = [(name, self.estimates[name]) for name in reversed(TIMES) if name in self.estimates]
         return next((pair for pair in times if pair[1].known), None)
 
     def memory(self, free_gib: float) -> str:
@@ -143,10 +128,9 @@ class VariantModel:
 
     def __init__(self, label: str, cells: Sequence[MeasuredCell]) -> None:
         self.label, self.cells, self.kinds = label, tuple(cells), sorted({cell.size.kind for cell in cells})
-        self.errors: Mapping[Any, float] = {}
-        """Relative errors by kind and quantity, from `pooled_errors`."""
+        self.errors: Mapping[Any, float] = {}  # relative ones by kind and quantity, from `pooled_errors`
         self.fits = {
-            name: fit([(getattr(counts(label, cell.size), kind), cell.row[name]) for cell in cells])
+            name: Fit([(getattr(counts(label, cell.size), kind), cell.row[name]) for cell in cells])
             for name, kind in COUNTS.items()
         }
         self.hosts = {several: self._host_of(several) for several in (False, True)}
@@ -155,24 +139,18 @@ class VariantModel:
         """What the fit leaves of the logarithm of a time, by the position of a size. None: no cell was timed."""
 
     def _host_of(self, several: bool) -> tuple[float, float] | None:
-        """Return the median time of all launches, 0 if no row has it, and of what a wall time has on top.
-
-        The host launches kernels while the device works. So a wall time is the longer of both, and a rest.
-        """
+        """Return the median time of all launches, 0 if no row has it, and of what a wall time has on top."""
         cells = [cell for cell in self.cells if (cell.size.tp_size > 1) == several]
-        launch_ms = [cell.row["launch_ms"] for cell in cells if cell.row.get("launch_ms") is not None]
-        launches = statistics.median(launch_ms) if launch_ms else 0.0
+        known_ms = [ms for cell in cells if (ms := cell.row.get("launch_ms")) is not None]
+        launches = statistics.median(known_ms or [0.0])
         pairs = [(cell.row["time_ms"], self._fitted_ms("device_ms", cell.size)) for cell in cells]
-        rests = [
-            wall_ms - max(launches, device_ms) for wall_ms, device_ms in pairs if wall_ms and device_ms is not None
-        ]
+        # The host launches kernels while the device works. So a wall time is the longer of both, and a rest.
+        rests = [wall_ms - max(launches, own_ms) for wall_ms, own_ms in pairs if wall_ms and own_ms is not None]
         return (launches, max(0.0, statistics.median(rests))) if rests else None
 
     def _interpolator(self, name: str) -> interpolate.RBFInterpolator | None:
-        timed = [(cell.size, cell.row[name], self._fitted_ms(name, cell.size)) for cell in self.cells]
-        pairs = [
-            (self._position(name, size), math.log(value / fitted)) for size, value, fitted in timed if value and fitted
-        ]
+        fitted_ms = [(cell, self._fitted_ms(name, cell.size)) for cell in self.cells if cell.row[name]]
+        pairs = [(self._position(name, cell.size), math.log(cell.row[name] / ms)) for cell, ms in fitted_ms if ms]
         options = {"kernel": "gaussian", "epsilon": math.sqrt(0.5), "smoothing": NOISE, "degree": -1}
         return interpolate.RBFInterpolator(*map(np.array, zip(*pairs, strict=True)), **options) if pairs else None
 
@@ -191,10 +169,7 @@ class VariantModel:
         return max(host[0], device_ms) + host[1] if host else None
 
     def value(self, name: str, size: LossSize, slowdown: float = 1.0) -> float | None:
-        """Return one of `TIMES` or `COUNTED`, or None if the cells do not determine it.
-
-        `slowdown` multiplies times that a GPU's memory bandwidth limits.
-        """
+        """Return one of `TIMES` or `COUNTED`, or None if the cells do not determine it."""
         if name in COUNTED:
             terms = getattr(counts(self.label, size), COUNTS[name])
             return self.fits[name](terms) if self.fits[name].determines(terms) else None
@@ -204,10 +179,7 @@ class VariantModel:
         return fitted * math.exp(left([self._position(name, size)])[0]) if left else fitted
 
     def __call__(self, size: LossSize, slowdown: float | None = 1.0) -> Prediction:
-        """Return the prediction for a size.
-
-        `slowdown` is the memory bandwidth of the measured GPU over that of the GPU in question. None withholds times.
-        """
+        """Return the prediction for a size on a GPU with that `Target.slowdown`."""
         kind, stretch = place_of(self.cells, size)
         estimates = {}
         for name in (*TIMES, *COUNTED) if slowdown else COUNTED:
@@ -245,19 +217,16 @@ def models(measured: MeasuredCells) -> tuple[dict[str, VariantModel], pd.DataFra
 
     Cells on other GPUs are predicted, too, as if they had been left out.
     """
-    by_label = defaultdict(list)
-    for cell in measured.cells:
-        by_label[cell.label].append(cell)
-    found = {
-        label: VariantModel(label, cells)
-        for label, cells in sorted(by_label.items(), key=lambda item: -len(item[1]))
-        if len({cell.size for cell in cells}) >= MIN_SIZES
-    }
+    found = {}
+    for label, _ in Counter(cell.label for cell in measured.cells).most_common():
+        cells = [cell for cell in measured.cells if cell.label == label]
+        if len({cell.size for cell in cells}) >= MIN_SIZES:
+            found[label] = VariantModel(label, cells)
     lines = [line for model in found.values() for line in leave_out(model)]
     for cell in measured.on_other_gpus:
         if cell.label in found and (slowdown := slowdown_of(measured.gpu, gpu := cell.row["gpu_name"])):
             lines += _errors(found[cell.label], cell, GPU, gpu, slowdown)
-    left_out = pd.DataFrame(lines, columns=["label", "axis", "group", "kind", "stretch", "inside", "name", "error"])
+    left_out = pd.DataFrame(lines, columns=["label", "axis", "group", "kind", "stretch", "name", "error"])
     for model in found.values():
         model.errors = pooled_errors(left_out)
     return found, left_out
@@ -267,30 +236,24 @@ def leave_out(model: VariantModel) -> list[tuple[Any, ...]]:
     """Return the errors of each cell if it and all cells with its value on an axis are left out of the model."""
     lines = []
     for axis, value_of in AXES.items():
-        groups = defaultdict(list)
-        for cell in model.cells:
-            groups[value_of(cell)].append(cell)
-        for value, cells in groups.items() if len(groups) > 1 else ():
+        values = dict.fromkeys(map(value_of, model.cells))
+        for value in values if len(values) > 1 else ():
             others = VariantModel(model.label, [cell for cell in model.cells if value_of(cell) != value])
-            lines += [line for cell in cells for line in _errors(others, cell, axis, str(value))]
+            for cell in (cell for cell in model.cells if value_of(cell) == value):
+                lines += _errors(others, cell, axis, str(value))
     return lines
 
 
 def _errors(
     model: VariantModel, cell: MeasuredCell, axis: str, value: str, slowdown: float = 1.0
 ) -> list[tuple[Any, ...]]:
-    """Return a line for each quantity of a cell that the model was not fitted to, with its relative error or infinity.
-
-    `kind` and `stretch` say where the cell lies, and `inside` whether that is within the measured range.
-    """
-    kind, stretch = place_of(model.cells, cell.size)
-    inside = stretch == 1 and kind != "loss" and axis != GPU
-    lines = []
+    """Return a line with the relative error, or infinity, for each quantity of a cell that was not fitted to."""
+    place, lines = place_of(model.cells, cell.size), []
     for name in (*TIMES, *COUNTED):
         if true := cell.row[name]:
             predicted = model.value(name, cell.size, slowdown)
             error = math.exp(abs(math.log(predicted / true))) - 1 if predicted else math.inf
-            lines.append((model.label, axis, value, kind, stretch, inside, name, error))
+            lines.append((model.label, axis, value, *place, name, error))
     return lines
 
 

@@ -18,14 +18,11 @@ class Target:
     """The GPU that a prediction is for."""
 
     memory_gib: float
-    measured_on: str
-    """Name of the GPU of the rows."""
+    measured_on: str  # name of the GPU of the rows
     slowdown: float | None = 1.0
     """Bandwidth of the rows' GPU over that of the target (1: the same). None: unknown, so times are withheld."""
     name: str = ""
-    """Name of the target."""
-    peers: bool = True
-    """False if the GPUs of this machine cannot reach each other's memory."""
+    peers: bool = True  # false if the GPUs of this machine cannot reach each other's memory
 
     @property
     def free_gib(self) -> float:
@@ -46,12 +43,8 @@ class Target:
 
 
 def this_gpu() -> tuple[str, float, bool] | None:
-    """Return the name and the memory in GiB of this machine's first GPU, and whether the second one reaches it.
-
-    The result is None without a GPU.
-    """
-    nvml = load_nvml()
-    if nvml is None or not (handles := gpu_handles(nvml)):
+    """Return name and GiB of this machine's first GPU, and whether it reads the second's memory. None: no GPU."""
+    if (nvml := load_nvml()) is None or not (handles := gpu_handles(nvml)):
         return None
     first, *others = handles
     reads = [nvml.nvmlDeviceGetP2PStatus(first, other, nvml.NVML_P2P_CAPS_INDEX_READ) for other in others[:1]]
@@ -60,10 +53,7 @@ def this_gpu() -> tuple[str, float, bool] | None:
 
 
 def find_target(cells: MeasuredCells, gpu: str | None = None, memory_gib: float | None = None) -> Target:
-    """Return the GPU that `gpu` names: by default this machine's, or without one that of the rows.
-
-    `memory_gib` is used in place of its memory.
-    """
+    """Return the GPU that `gpu` names, or this machine's, or that of the rows. `memory_gib` replaces its memory."""
     if memory_gib is not None and not RESERVE_GIB < memory_gib < float("inf"):
         raise JobError(f"--gpu-memory {memory_gib:g}: CUDA, NCCL and fragments alone take {RESERVE_GIB:g} GiB")
     name, own_gib, peers = (gpu, None, True) if gpu else this_gpu() or (cells.gpu, None, True)

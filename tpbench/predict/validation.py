@@ -17,9 +17,8 @@ def validation(left_out: pd.DataFrame, labels: Collection[str], gpu: str) -> tup
     """Return tables of how well the variants' left-out cells are predicted, and true if they reach the aims."""
     columns = ("left out", "times", "inside", "predicted", "within +-", "of inside", "median +-")
     lines, found = left_out[left_out["label"].isin(labels)], {*left_out["axis"]}
-    axes = [axis for axis in (*AXES, GPU) if axis in found]
     times, rows, reached = _with_bars(lines[lines["name"].isin(TIMES)], left_out), [], True
-    for axis in axes:
+    for axis in (axis for axis in (*AXES, GPU) if axis in found):
         of_axis = times[times["axis"] == axis]
         inside, known = of_axis[of_axis["inside"]], of_axis[of_axis["known"]]
         within, of_inside = (known["error"] <= known["bar"]).mean(), inside["known"].mean()
@@ -32,8 +31,8 @@ def validation(left_out: pd.DataFrame, labels: Collection[str], gpu: str) -> tup
     medians = counted.groupby(["name", "label"])["error"].median().groupby("name").max()
     reached &= not (medians > LARGEST_COUNT_ERROR).any()
     notes = [f"largest median error of a variant's {name}: {_share(error)}" for name, error in medians.items()]
-    missing = {*AXES, GPU} - found
-    notes += [f"a {axis} is not validated: the rows of each variant are of one" for axis in sorted(missing)]
+    missing = sorted({*AXES, GPU} - found)
+    notes += [f"a {axis} is not validated: the rows of each variant are of one" for axis in missing]
     notes.append("a variant, or a loss of a variant, without rows lies outside the measured range: it is unknown")
     caption = (
         f"wall and device times on {gpu}, predicted from the other cells of their variant; inside: cells of their loss "
@@ -44,13 +43,14 @@ def validation(left_out: pd.DataFrame, labels: Collection[str], gpu: str) -> tup
 
 
 def _with_bars(times: pd.DataFrame, left_out: pd.DataFrame) -> pd.DataFrame:
-    """Return the lines of times with the error bars that all other cells that were left out give them."""
+    """Return times with the error bars that all other left-out cells give them, and which are known and inside."""
     times = times.assign(bar=math.inf)
     for (_, axis, _), group in times.groupby(["label", "axis", "group"]):
         errors = pooled_errors(left_out.drop(group.index))
         places = zip(group["name"], group["kind"], group["stretch"], strict=True)
         times.loc[group.index, "bar"] = [error_bar(errors, *place, axis == GPU) for place in places]
-    return times.assign(known=(times["bar"] <= LARGEST_ERROR) & (times["error"] < math.inf))
+    inside = (times["stretch"] == 1) & (times["kind"] != "loss") & (times["axis"] != GPU)
+    return times.assign(known=(times["bar"] <= LARGEST_ERROR) & (times["error"] < math.inf), inside=inside)
 
 
 def _share(share: float) -> str:

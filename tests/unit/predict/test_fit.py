@@ -6,7 +6,7 @@ import pytest
 
 from tpbench.predict import model
 from tpbench.predict.cells import MeasuredCell, MeasuredCells
-from tpbench.predict.model import LEAST_ERROR, Estimate, Prediction, VariantModel, fit, models
+from tpbench.predict.model import LEAST_ERROR, Estimate, Fit, Prediction, VariantModel, models
 from tpbench.workloads.entropy_loss.cost_model import Counts
 
 
@@ -73,9 +73,9 @@ def test_a_fit_finds_the_coefficients():
 
 
 def test_a_coefficient_is_never_negative():
-    found = fit([({"one": 1.0, "tokens": float(tokens)}, 4.0 - tokens) for tokens in (1, 2, 3)])
+    found = Fit([({"one": 1.0, "tokens": float(tokens)}, 4.0 - tokens) for tokens in (1, 2, 3)])
     assert min(found.coefficients.values()) >= 0.0 and found.coefficients["one"] > 0
-    empty = fit([({"none": 0.0, "one": 1.0}, 2.0)] * 2)
+    empty = Fit([({"none": 0.0, "one": 1.0}, 2.0)] * 2)
     assert empty({"none": 0.0, "one": 3.0}) == pytest.approx(6.0) and empty({"none": 1.0}) is None
 
 
@@ -85,10 +85,10 @@ def test_what_the_measured_cells_do_not_determine_is_unknown():
     assert over_two.value("device_ms", Size(4096, 2)) == pytest.approx(device_ms(Size(4096, 2)))
     assert not over_two(Size(4096, 1)).estimates["device_ms"].known
     assert over_two.value("peak_gib", Size(4096, 1)) == pytest.approx(4.096)
-    one_size = fit([({"one": 1.0, "tokens": 7.0}, 2.0)] * 3)
+    one_size = Fit([({"one": 1.0, "tokens": 7.0}, 2.0)] * 3)
     assert one_size({"one": 2.0, "tokens": 14.0}) == pytest.approx(4.0)
     assert one_size.determines({"one": 2.0, "tokens": 14.0}) and not one_size.determines({"one": 1.0, "tokens": 9.0})
-    assert fit([])({"one": 1.0}) is None and fit([])({}) == 0.0
+    assert Fit([])({"one": 1.0}) is None and Fit([])({}) == 0.0
 
 
 def test_a_wall_time_is_the_device_time_and_a_part_of_the_host_that_does_not_depend_on_bytes():
