@@ -162,7 +162,7 @@ def tensors_left(here: Rank, name: str, tp_size: int, fields: dict[str, Any]) ->
         # Compilations of other tests leave fake tensors, whose storage has no memory.
         return sum({each.data_ptr(): each.nbytes() for each in storages if each.device.type != "meta"}.values())
 
-    measured(here, name, fields, "", tp_size)  # what packages keep from their first use on
+    measured(here, name, fields, "", tp_size)  # packages keep some tensors from their first use on
     before = held()
     measured(here, name, fields, "", tp_size)
     return held() - before
