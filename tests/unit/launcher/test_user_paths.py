@@ -57,6 +57,13 @@ def test_every_command_is_known() -> None:
     assert {*LINES, *NO_PATHS} == set(COMMANDS)
 
 
+@pytest.mark.parametrize("value", ["'PATH'", "'PATH',triton_tp", "triton_tp,'PATH'"])
+def test_a_path_in_quotation_marks_may_have_a_comma(value: str, tmp_path: Path) -> None:
+    path = tmp_path / "a,b" / "op.py"
+    with pytest.raises(JobError, match=str(path)):
+        rewritten([f"variant={value.replace('PATH', f'{path}:f')}"])
+
+
 def test_fields_functions_and_files_of_variants_follow_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     assert job(output_dir="~/x").output_dir == "/home/me/x"

@@ -43,6 +43,8 @@ _ENVIRONMENT = re.compile(r"\$\{\s*oc\.(env|\$)")
 _QUOTED = re.compile(r"""'[^']*'|"[^"]*\"""")
 _ELEMENT = re.compile(rf"""{_QUOTED.pattern}|[^,'"]+""")
 """A text of several, with its quotation marks."""
+_VALUE = re.compile(rf"(?:^|,)((?:{_QUOTED.pattern}|[^,])*)")
+"""A value of a list: commas in quotation marks belong to it."""
 _PLAIN = re.compile(r"(?!(?:true|false|inf|nan)$)[A-Z_/][A-Z0-9_./:-]*", re.IGNORECASE)
 """A text that Hydra takes as it is: no number, no truth value, nothing with a meaning in Hydra's grammar."""
 _OF_HYDRA = re.compile(r"\+*(hydra[./]launcher\b|hydra\.searchpath=|hydra\.mode=MULTIRUN$)")
@@ -133,7 +135,7 @@ def rewritten(overrides: Sequence[str], folders: Sequence[Path] = (CONF,)) -> li
         if name in ("variant", "model", "loss"):
             file, _, function = value.rpartition(":")
             is_path = Path(file).is_file() and "," not in function  # a single path may have a comma
-            values = [value] if is_path else value.split(",")
+            values = [value] if is_path else _VALUE.findall(value)
             value = ",".join(choice_name(name, each.strip(" '\""), folders) or each for each in values)
         elif name in ("model_dir", "output_dir"):  # Hydra's grammar has no ~
             value = ",".join(str(user_path(path)) if path.startswith("~") else path for path in value.split(","))
