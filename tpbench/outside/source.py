@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from tpbench import packages
-from tpbench.measure.kernels_version import imported
+from tpbench.measure.kernels_version import imports
 from tpbench.settings import JobError
 from tpbench.suggestions import unknown
 
@@ -22,7 +22,7 @@ def parsed_files(path: Path) -> dict[Path, ast.Module]:
     trees = {path: _parsed(path)}
     waiting = [path]
     while waiting:
-        names = {name.partition(".")[0] for node in ast.walk(trees[waiting.pop()]) for name in imported(node)}
+        names = {name.partition(".")[0] for name, _ in imports(trees[waiting.pop()])}
         new = [file for name in sorted(names - _PACKAGES) for file in _beside(path, name) if file not in trees]
         trees |= {file: _parsed(file) for file in new}
         waiting += new
@@ -31,7 +31,7 @@ def parsed_files(path: Path) -> dict[Path, ast.Module]:
 
 def uses_triton(path: Path) -> bool:
     """Return true if the file, or a file beside it that it imports, imports triton or tpbench's kernels."""
-    names = (name for tree in parsed_files(path).values() for node in ast.walk(tree) for name in imported(node))
+    names = (name for tree in parsed_files(path).values() for name, _ in imports(tree))
     return any(f"{name}.".startswith(("triton.", "tpbench.kernels.")) for name in names)
 
 

@@ -71,5 +71,7 @@ def test_a_job_without_kernels_of_tpbench_has_none(tmp_path: Path) -> None:
     assert kernels_version((tmp_path / "mine.py",)) is not None
     (tmp_path / "misspelled.py").write_text("from tpbench.kernel import entropy_loss\nfrom tpbench import nothing\n")
     assert kernels_version((tmp_path / "misspelled.py",)) is None
-    (tmp_path / "other.py").write_text("import triton\n")
+    (tmp_path / "whole.py").write_text("from tpbench import kernels\n")
+    assert kernels_version((tmp_path / "whole.py",)) not in (None, kernels_version((tmp_path / "mine.py",)))
+    (tmp_path / "other.py").write_text("import triton\nfrom tpbench.api import Step, variant\n")
     assert kernels_version((tmp_path / "other.py",)) is None
