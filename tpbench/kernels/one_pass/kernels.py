@@ -123,9 +123,9 @@ def one_pass_kernel(
         next_row = rows.after(walk, row, 1, SPEC)
         next_counts = targets.rows_that_count(walk, next_row, next_label, SPEC)
         tiles.copy_tile(walk, 0, next_row, next_counts, LAST, HELD, SPEC)
-        last_tile = states.tile_state(x, t, walk.part.valid, LAST, scales, SPEC)
+        last_tile = states.tile_state(walk, x, t, LAST, SPEC)
         held = merge_two(held, last_tile.state, ptx.exp2, SPEC)
-        state = states.state_of_rows(held, own_label.logit, walk.part.valid, SPEC)  # (ROWS, LANES) to (ROWS,)
+        state = states.state_of_rows(walk, held, own_label.logit, SPEC)  # (ROWS, LANES) to (ROWS,)
         state, own_label, teacher = targets.with_top(walk, state, own_label, SPEC)
         if EXCHANGE:
             sent = exchange.send_state(state, walk, step, queues, SPEC)
@@ -197,7 +197,7 @@ def whole_row_kernel(
             ptx.await_copies(HELD - LAG)
             x, t = tiles.load_tile(walk, 0, FIRST, HELD, SPEC)  # (ROWS, REPEATS, LANES, VECTOR) each
             tiles.copy_tile(walk, 0, row, counts, LAST, HELD, SPEC)
-            first_tile = states.tile_state(x, t, walk.part.valid, FIRST, scales, SPEC)
+            first_tile = states.tile_state(walk, x, t, FIRST, SPEC)
         tiles.copy_tile(walk, 0, row, counts, tile_of_row, tile_of_row, SPEC)
     next_row = rows.after(walk, row, 1, SPEC)
 
@@ -225,10 +225,10 @@ def whole_row_kernel(
         next_row = rows.after(walk, row, 1, SPEC)
         next_counts = targets.rows_that_count(walk, next_row, next_label, SPEC)
         tiles.copy_tile(walk, 0, next_row, next_counts, FIRST, HELD, SPEC)
-        last_tile = states.tile_state(x, t, walk.part.valid, LAST, scales, SPEC)
+        last_tile = states.tile_state(walk, x, t, LAST, SPEC)
         held = tiles.reduce_tiles(held, walk, 0, HELD - LAG, HELD, 1, SPEC)
         held = merge_two(held, last_tile.state, ptx.exp2, SPEC)
-        state = states.state_of_rows(held, own_label.logit, walk.part.valid, SPEC)  # (ROWS, LANES) to (ROWS,)
+        state = states.state_of_rows(walk, held, own_label.logit, SPEC)  # (ROWS, LANES) to (ROWS,)
 
         terms, factors = rows.complete_rows(
             walk, step, row, counts, exists, state, own_label, inputs, values, outputs, scale, SPEC
@@ -239,7 +239,7 @@ def whole_row_kernel(
                 ptx.await_copies(COPIED)
                 x, t = tiles.load_tile(walk, 0, FIRST, HELD, SPEC)  # (ROWS, REPEATS, LANES, VECTOR) each
                 tiles.copy_tile(walk, 0, next_row, next_counts, LAST, HELD, SPEC)
-                first_tile = states.tile_state(x, t, walk.part.valid, FIRST, scales, SPEC)
+                first_tile = states.tile_state(walk, x, t, FIRST, SPEC)
                 held = merge_two(held, first_tile.state, ptx.exp2, SPEC)
             if tile_of_row % READ == 0:
                 if SPEC.GRAD:
@@ -311,7 +311,7 @@ def late_rows_kernel(
                         ptx.await_copies(TILES - 1 - tile_of_row)
                         raw = tiles.load_tile(walk, 0, tile_of_row, tile_of_row, SPEC)
                         if IN_REGISTERS and tile_of_row == TILES - 1:
-                            tile = states.tile_state(raw[0], raw[1], walk.part.valid, tile_of_row, scales, SPEC)
+                            tile = states.tile_state(walk, raw[0], raw[1], tile_of_row, SPEC)
                             tiles.store_from_registers(walk, tile, factors, row, exists, tile_of_row, SPEC)
                         else:
                             tiles.store_from_logits(walk, raw, factors, row, exists, tile_of_row, SPEC)

@@ -12,18 +12,33 @@ BATCH = gl.constexpr(4096)
 """Rows whose labels or losses a program loads before it waits for the first of them."""
 
 
+class Matrix(NamedTuple):
+    """A tensor of (rows, columns) with its strides. The row stride is in vectors if ALIGNED, else in elements."""
+
+    pointer: Any
+    row: Any
+    column: Any
+
+
 class Walk(NamedTuple):
     """The rows and columns of one program, the tensors that it reads and writes, and `Scales`.
 
     Triton 3.6 takes no None in a tuple that a kernel makes. So `RowInputs` and `RowOutputs` are arguments of their own.
     """
 
-    logits: tiles.Matrix
-    target: tiles.Matrix
+    logits: Matrix
+    target: Matrix
     """Target logits, or labels, of which only the pointer is used."""
-    grad: tiles.Matrix
-    shared: tiles.Shared
-    part: tiles.Part
+    grad: Matrix
+    shared_x: Any
+    """What `tiles.allocate` returned. `shared_t`: for target logits. With labels both are the same."""
+    shared_t: Any
+    first: Any
+    """The first unit of the part of a row that this program works on: a vector if ALIGNED, else a column."""
+    extent: Any
+    """Units of the part that exist."""
+    valid: Any
+    """Columns of the part that belong to the softmax."""
     part_number: Any
     start: Any
     """The global column where the part begins."""
@@ -51,14 +66,21 @@ def open_walk(
     walker = gl.program_id(0) // n_parts
     walkers = gl.num_programs(0) // n_parts
     steps = gl.cdiv(gl.cdiv(n_rows, SPEC.ROWS) - walker, walkers)
-    part = tiles.part_of_row(part_number, part_columns, n_columns, n_valid, SPEC)
+    UNIT: gl.constexpr = layouts.column_unit(SPEC)
+    first = part_number * part_columns
+    width = gl.minimum(n_columns - first * UNIT, part_columns * UNIT)
+    extent = width // UNIT
+    valid = gl.minimum(n_valid - first * UNIT, width)
+    x = tiles.allocate(logits.dtype.element_ty, PLACES, LAST_PLACES, SPEC)
+    t = x
+    if not layouts.has_labels(SPEC):
+        t = tiles.allocate(logits.dtype.element_ty, PLACES, LAST_PLACES, SPEC)
     return Walk(
-        tiles.Matrix(logits, strides.logits_row, strides.logits_column),
-        tiles.Matrix(target, strides.target_row, strides.target_column),
-        tiles.Matrix(grad, strides.grad_row, strides.grad_column),
-        tiles.allocate(logits.dtype.element_ty, PLACES, LAST_PLACES, SPEC), part, part_number,
-        vocab_start + part.first * layouts.column_unit(SPEC), walker, walkers, steps,
-        gl.arange(0, SPEC.ROWS, layouts.row_layout(SPEC)), n_rows, vocab_size, ignore_index, mailbox, scales,
+        Matrix(logits, strides.logits_row, strides.logits_column),
+        Matrix(target, strides.target_row, strides.target_column),
+        Matrix(grad, strides.grad_row, strides.grad_column), x, t, first, extent, valid, part_number,
+        vocab_start + first * UNIT, walker, walkers, steps, gl.arange(0, SPEC.ROWS, layouts.row_layout(SPEC)),
+        n_rows, vocab_size, ignore_index, mailbox, scales,
     )  # fmt: skip
 
 

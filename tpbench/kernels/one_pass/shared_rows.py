@@ -58,7 +58,7 @@ def shared_rows_kernel(
 
     counts, own_label = targets.load_own_label(walk, row, this_label, SPEC)
     held = tiles.reduce_tiles(states.no_columns(SPEC), walk, 0, 0, TILES, TILES, SPEC)
-    state = states.state_of_rows(held, own_label.logit, walk.part.valid, SPEC)  # (ROWS, LANES) to (ROWS,)
+    state = states.state_of_rows(walk, held, own_label.logit, SPEC)  # (ROWS, LANES) to (ROWS,)
     sent = exchange.send_state(state, walk, 0, queues, SPEC)
 
     for step in range(walk.steps):
@@ -71,7 +71,7 @@ def shared_rows_kernel(
         last_label = targets.load_labels(inputs, walk, rows.after(walk, row, 3, SPEC), SPEC)
 
         held = tiles.reduce_tiles(states.no_columns(SPEC), walk, (step + 1) % 2, 0, TILES, 0, SPEC)
-        state = states.state_of_rows(held, next_own.logit, walk.part.valid, SPEC)
+        state = states.state_of_rows(walk, held, next_own.logit, SPEC)
         next_sent = exchange.send_state(state, walk, step + 1, queues, SPEC)
 
         looked = exchange.first_look(sent, queues, SPEC)
@@ -114,7 +114,7 @@ def _divergences(walk, step, state, SPEC: gl.constexpr):
         over_p, over_q, u, larger = states.over_mixture(x, t + shift, SPEC)
         large = ptx.exp2(larger)  # s times the larger one of p and q
         if (SPEC.SOFTCAP > 0 or SPEC.TARGET_SOFTCAP > 0) and not layouts.is_whole(tile_of_row, SPEC):
-            large = gl.where(layouts.inside_softmax(x, walk.part.valid, tile_of_row, SPEC), large, 0.0)
+            large = gl.where(layouts.inside_softmax(x, walk.valid, tile_of_row, SPEC), large, 0.0)
         small = large * u
         of_p += ptx.sum_products_in_thread(gl.where(over_p > over_q, small, large), over_p)
         of_q += ptx.sum_products_in_thread(gl.where(over_p > over_q, large, small), over_q)
@@ -128,7 +128,7 @@ def _divergences(walk, step, state, SPEC: gl.constexpr):
 def _row_state(walk, step, LATER: gl.constexpr, queues, SPEC: gl.constexpr):
     """Reduce and send the rows of a step. Returns what `send_state` does."""
     held = tiles.reduce_tiles(states.no_columns(SPEC), walk, step % PLACES, 0, SPEC.TILES, LATER, SPEC)
-    state = states.state_of_rows(held, walk.row_in_tile, walk.part.valid, SPEC)
+    state = states.state_of_rows(walk, held, walk.row_in_tile, SPEC)
     return exchange.send_state(state, walk, step, queues, SPEC)
 
 

@@ -119,13 +119,14 @@ def no_columns(SPEC: gl.constexpr):
 
 
 @gluon.jit
-def tile_state(x, t, valid, tile_of_row: gl.constexpr, scales, SPEC: gl.constexpr):
+def tile_state(walk, x, t, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
     """Reduce a tile of raw logits x and target logits t, (ROWS, REPEATS, LANES, VECTOR), within each thread.
 
-    valid: columns of the part that belong to the softmax. A cap makes numbers of the -inf in all others.
-    Returns a `TileState`. With labels its x_label is not x[label], and `other` is unused.
+    A cap makes numbers of the -inf in columns that do not belong to the softmax. Returns a `TileState`. With labels its
+    x_label is not x[label], and `other` is unused.
     """
     WHOLE: gl.constexpr = layouts.is_whole(tile_of_row, SPEC)
+    scales = walk.scales
     raw_x = x
     raw_t = t
     m = _largest_exponent(x, scales.logits, SPEC.SOFTCAP)
@@ -136,13 +137,13 @@ def tile_state(x, t, valid, tile_of_row: gl.constexpr, scales, SPEC: gl.constexp
         s_t = gl.full_like(m, layouts.repeats(tile_of_row, SPEC) * SPEC.VECTOR)
         a = x
         if not WHOLE:
-            inside = layouts.inside_softmax(x, valid, tile_of_row, SPEC)
+            inside = layouts.inside_softmax(x, walk.valid, tile_of_row, SPEC)
             s_t = _sum_in_thread(gl.where(inside, 1.0, 0.0))
             a = gl.where(inside, x, 0.0)
         a = _sum_in_thread(a)
     exp_x = ptx.exp2(x)
     if SPEC.SOFTCAP > 0 and not WHOLE:
-        exp_x = gl.where(layouts.inside_softmax(x, valid, tile_of_row, SPEC), exp_x, 0.0)
+        exp_x = gl.where(layouts.inside_softmax(x, walk.valid, tile_of_row, SPEC), exp_x, 0.0)
     s = _sum_in_thread(exp_x)
     h = s
     if SPEC.ENTROPY:
@@ -157,7 +158,7 @@ def tile_state(x, t, valid, tile_of_row: gl.constexpr, scales, SPEC: gl.constexp
         t, _ = exponents(t, scales.target, reference(m_t)[:, None, :, None], SPEC.TARGET_SOFTCAP)
         exp_t = ptx.exp2(t)
         if SPEC.TARGET_SOFTCAP > 0 and not WHOLE:
-            exp_t = gl.where(layouts.inside_softmax(t, valid, tile_of_row, SPEC), exp_t, 0.0)
+            exp_t = gl.where(layouts.inside_softmax(t, walk.valid, tile_of_row, SPEC), exp_t, 0.0)
         s_t = _sum_in_thread(exp_t)
         other = exp_t
         if SPEC.LOSS == "soft_cross_entropy":
@@ -253,11 +254,11 @@ def _merge_warps(state, SPEC: gl.constexpr):
 
 
 @gluon.jit
-def state_of_rows(state, x_label, valid, SPEC: gl.constexpr):
+def state_of_rows(walk, state, x_label, SPEC: gl.constexpr):
     """Merge the states of the threads of a row, (ROWS, LANES) to (ROWS,) in `state_layout`.
 
-    x_label: (ROWS,) raw x[label] where this program holds it, else 0. It is not used without labels. valid: columns of
-    the part that belong to the softmax. Against a top k the state lacks its numbers (`tops.with_top`).
+    x_label: (ROWS,) raw x[label] where this program holds it, else 0. It is not used without labels.
+    Against a top k the state lacks its numbers (`targets.with_top`).
     """
     layout: gl.constexpr = layouts.state_layout(SPEC)
     if SPEC.TOP_K:
@@ -271,7 +272,7 @@ def state_of_rows(state, x_label, valid, SPEC: gl.constexpr):
         x_label = gl.convert_layout(x_label, layout)
         if SPEC.SOFTCAP > 0:
             x_label, _ = exponents(x_label, 1.0, 0.0, SPEC.SOFTCAP)
-        s_t = gl.zeros_like(state.m) + gl.maximum(valid, 0)
+        s_t = gl.zeros_like(state.m) + gl.maximum(walk.valid, 0)
         return _state(state.m, state.s, x_label, state.m, s_t, state.a, state.h)
     else:
         return convert_state(_merge_warps(state, SPEC), layout, SPEC)

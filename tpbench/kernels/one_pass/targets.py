@@ -67,7 +67,7 @@ def rows_that_count(walk, row, label, SPEC: gl.constexpr):
 def _offset(walk, matrix, row, local, SPEC: gl.constexpr):
     """Offsets of columns `local` of the part in rows of a matrix."""
     UNIT: gl.constexpr = layouts.column_unit(SPEC)
-    return row * (matrix.row * UNIT) + (walk.part.first * UNIT + local) * matrix.column
+    return row * (matrix.row * UNIT) + (walk.first * UNIT + local) * matrix.column
 
 
 @gluon.jit
@@ -82,7 +82,7 @@ def load_own_label(walk, row, label, SPEC: gl.constexpr):
         column = columns_of(label, walk)
         local = (column - walk.start).to(gl.int64)
         counts = column >= 0
-        held = counts & (local >= 0) & (local < walk.part.valid)
+        held = counts & (local >= 0) & (local < walk.valid)
         at = _offset(walk, walk.logits, row, local, SPEC)
         logit = gl.load(walk.logits.pointer + at, mask=held, other=0.0).to(gl.float32)
         return counts, OwnLabel(local, held, logit)
@@ -129,7 +129,7 @@ def load_own_top(walk, row, counts, top, SPEC: gl.constexpr):
     exists = gl.convert_layout(counts, by_row)[:, None]
     exists = exists & (index != walk.ignore_index) & (index >= 0) & (index < walk.vocab_size)
     local = index.to(gl.int64) - walk.start
-    held = exists & (local >= 0) & (local < walk.part.valid)
+    held = exists & (local >= 0) & (local < walk.valid)
     at = _offset(walk, walk.logits, gl.convert_layout(row, by_row)[:, None], local, SPEC)
     logit = gl.load(walk.logits.pointer + at, mask=held, other=-states.INF).to(gl.float32)
     scale = states.LOG2_E if SPEC.BUCKET else walk.scales.target

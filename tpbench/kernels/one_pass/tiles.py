@@ -10,48 +10,14 @@ from tpbench.kernels.one_pass import layouts, ptx, states
 from tpbench.kernels.row_terms import LN_2, merge_two, reference
 
 
-class Matrix(NamedTuple):
-    """A tensor of (rows, columns) with its strides. The row stride is in vectors if ALIGNED, else in elements."""
+@gluon.jit
+def allocate(element: gl.constexpr, PLACES: gl.constexpr, LAST_PLACES: gl.constexpr, SPEC: gl.constexpr):
+    """Allocate shared memory for the tiles of a matrix: a tuple of (places, ROWS, REPEATS, LANES, VECTOR).
 
-    pointer: Any
-    row: Any
-    column: Any
-
-
-class Part(NamedTuple):
-    """The columns of a row that one program works on. Units are vectors if ALIGNED, else columns."""
-
-    first: Any
-    """First unit of the part."""
-    extent: Any
-    """Units of the part that exist."""
-    valid: Any
-    """Columns of the part that belong to the softmax."""
-
-
-class Shared(NamedTuple):
-    """Shared memory: a tuple of descriptors for logits and one for target logits. With labels both are the same.
-
-    Each tile has memory of its own, (places, ROWS, REPEATS, LANES, VECTOR). If the tiles shared one allocation, the
-    compiler would assume that all copies and reads overlap, and would put barriers between them.
+    Each tile has PLACES places but for the last one, which has LAST_PLACES. With WHOLE the first tile shares its place.
+    If the tiles shared one allocation, the compiler would assume that all copies and reads overlap, and would put
+    barriers between them.
     """
-
-    x: Any
-    t: Any
-
-
-@gluon.jit
-def part_of_row(number, part_columns, n_columns, n_valid, SPEC: gl.constexpr):
-    """Return the `Part` of a number. part_columns: units of a part."""
-    UNIT: gl.constexpr = layouts.column_unit(SPEC)
-    first = number * part_columns
-    width = gl.minimum(n_columns - first * UNIT, part_columns * UNIT)
-    return Part(first, width // UNIT, gl.minimum(n_valid - first * UNIT, width))
-
-
-@gluon.jit
-def _allocate_tiles(element: gl.constexpr, PLACES: gl.constexpr, LAST_PLACES: gl.constexpr, SPEC: gl.constexpr):
-    """Allocate the tiles of one matrix."""
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
     HELD: gl.constexpr = SPEC.TILES - 1 - SPEC.WHOLE
     shape: gl.constexpr = [PLACES, SPEC.ROWS, SPEC.REPEATS, SPEC.LANES, SPEC.VECTOR]
@@ -61,19 +27,6 @@ def _allocate_tiles(element: gl.constexpr, PLACES: gl.constexpr, LAST_PLACES: gl
     for _ in gl.static_range(HELD):
         shared = shared + (gl.allocate_shared_memory(element, shape, flat),)
     return shared + (gl.allocate_shared_memory(element, last_shape, flat),)
-
-
-@gluon.jit
-def allocate(element: gl.constexpr, PLACES: gl.constexpr, LAST_PLACES: gl.constexpr, SPEC: gl.constexpr):
-    """Allocate the `Shared` memory of a program.
-
-    Each tile has PLACES places but for the last one, which has LAST_PLACES. With WHOLE the first tile shares its place.
-    """
-    x = _allocate_tiles(element, PLACES, LAST_PLACES, SPEC)
-    if layouts.has_labels(SPEC):
-        return Shared(x, x)
-    else:
-        return Shared(x, _allocate_tiles(element, PLACES, LAST_PLACES, SPEC))
 
 
 @gluon.jit
@@ -87,10 +40,10 @@ def _place_of(shared, at, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
 
 
 @gluon.jit
-def _addresses(matrix, row, part, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
+def _addresses(walk, matrix, row, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
     """Addresses of the elements of a tile, (ROWS, REPEATS, LANES, VECTOR)."""
     vector, place = layouts.vectors_and_places(tile_of_row, SPEC)
-    first = part.first + layouts.units_before(tile_of_row, SPEC)
+    first = walk.first + layouts.units_before(tile_of_row, SPEC)
     if SPEC.ALIGNED:  # the compiler sees that the address of each vector is a multiple of its size
         return (
             matrix.pointer
@@ -103,20 +56,21 @@ def _addresses(matrix, row, part, tile_of_row: gl.constexpr, SPEC: gl.constexpr)
 
 
 @gluon.jit
-def _existing(rows, part, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
+def _existing(walk, rows, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
     """Return which elements of a tile exist, (ROWS, REPEATS, LANES, VECTOR): all of `rows` in a whole tile."""
     vector, place = layouts.vectors_and_places(tile_of_row, SPEC)
     rows = layouts.row_to_tile(rows, SPEC)
     if layouts.is_whole(tile_of_row, SPEC):
         return rows & (vector >= 0) & (place >= 0)
     else:
-        extent = part.extent - layouts.units_before(tile_of_row, SPEC) + ptx.opaque_zero()
+        extent = walk.extent - layouts.units_before(tile_of_row, SPEC) + ptx.opaque_zero()
         return rows & (vector < extent) & (place >= 0)
 
 
 @gluon.jit
-def _copy_one(shared, matrix, row, inside, part, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
-    pointer = _addresses(matrix, row, part, tile_of_row, SPEC)
+def _copy_one(walk, shared, at, matrix, row, inside, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
+    shared = _place_of(shared, at, tile_of_row, SPEC)
+    pointer = _addresses(walk, matrix, row, tile_of_row, SPEC)
     if SPEC.ALIGNED:
         ptx.copy_to_shared(shared, pointer, mask=inside)
     else:
@@ -129,25 +83,21 @@ def copy_tile(walk, at, row, counts, tile_of_row: gl.constexpr, HELD: gl.constex
 
     Elements of other rows, and those past the end of the part, become zero.
     """
-    part = walk.part
-    shared = walk.shared
-    inside = _existing(counts, part, tile_of_row, SPEC)
-    to = _place_of(shared.x[HELD], at, tile_of_row, SPEC)
-    _copy_one(to, walk.logits, row, inside, part, tile_of_row, SPEC)
+    inside = _existing(walk, counts, tile_of_row, SPEC)
+    _copy_one(walk, walk.shared_x[HELD], at, walk.logits, row, inside, tile_of_row, SPEC)
     if not layouts.has_labels(SPEC):
-        to = _place_of(shared.t[HELD], at, tile_of_row, SPEC)
-        _copy_one(to, walk.target, row, inside, part, tile_of_row, SPEC)
+        _copy_one(walk, walk.shared_t[HELD], at, walk.target, row, inside, tile_of_row, SPEC)
     async_copy.commit_group()
 
 
 @gluon.jit
-def _load_one(shared, at, part, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
+def _load_one(walk, shared, at, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
     values = _place_of(shared, at, tile_of_row, SPEC).load(layouts.tile_layout(SPEC))
     if not layouts.is_whole(tile_of_row, SPEC):
         vector, _place = layouts.vectors_and_places(tile_of_row, SPEC)
-        valid = part.valid - layouts.units_before(tile_of_row, SPEC) * layouts.column_unit(SPEC) + ptx.opaque_zero()
+        valid = walk.valid - layouts.units_before(tile_of_row, SPEC) * layouts.column_unit(SPEC) + ptx.opaque_zero()
         if SPEC.PADDED or not SPEC.ALIGNED:
-            inside = layouts.inside_softmax(values, part.valid, tile_of_row, SPEC)
+            inside = layouts.inside_softmax(values, walk.valid, tile_of_row, SPEC)
             values = gl.where(inside, values, gl.full_like(values, -states.INF))
         else:
             inside = gl.where(vector * SPEC.VECTOR < valid, 1, 0) + gl.zeros_like(values).to(gl.int32)
@@ -161,13 +111,11 @@ def load_tile(walk, at, tile_of_row: gl.constexpr, HELD: gl.constexpr, SPEC: gl.
 
     They are -inf past the columns of the part and of the softmax.
     """
-    part = walk.part
-    shared = walk.shared
-    x = _load_one(shared.x[HELD], at, part, tile_of_row, SPEC)
+    x = _load_one(walk, walk.shared_x[HELD], at, tile_of_row, SPEC)
     if layouts.has_labels(SPEC):
         return x, x
     else:
-        return x, _load_one(shared.t[HELD], at, part, tile_of_row, SPEC)
+        return x, _load_one(walk, walk.shared_t[HELD], at, tile_of_row, SPEC)
 
 
 @gluon.jit
@@ -179,7 +127,7 @@ def reduce_tiles(state, walk, at, BEGIN: gl.constexpr, END: gl.constexpr, LATER:
     for tile_of_row in gl.static_range(BEGIN, END):
         ptx.await_copies(END - 1 - tile_of_row + LATER)
         x, t = load_tile(walk, at, tile_of_row, tile_of_row, SPEC)
-        tile = states.tile_state(x, t, walk.part.valid, tile_of_row, walk.scales, SPEC)
+        tile = states.tile_state(walk, x, t, tile_of_row, SPEC)
         state = merge_two(state, tile.state, ptx.exp2, SPEC)
     return state
 
@@ -289,13 +237,12 @@ def gradient_factors(state, terms, counts, SPEC: gl.constexpr):
 @gluon.jit
 def _store_gradient(walk, g, row, exists, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
     """Store the gradient of a tile, (ROWS, REPEATS, LANES, VECTOR) in fp32."""
-    part = walk.part
     if SPEC.PADDED and not layouts.is_whole(tile_of_row, SPEC):
         vector, place = layouts.vectors_and_places(tile_of_row, SPEC)
         column = (vector * SPEC.VECTOR + place) + gl.zeros_like(g).to(gl.int32)
-        g = gl.where(column < part.valid - layouts.units_before(tile_of_row, SPEC) * layouts.column_unit(SPEC), g, 0.0)
-    inside = _existing(exists, part, tile_of_row, SPEC)
-    to = _addresses(walk.grad, row, part, tile_of_row, SPEC)
+        g = gl.where(column < walk.valid - layouts.units_before(tile_of_row, SPEC) * layouts.column_unit(SPEC), g, 0.0)
+    inside = _existing(walk, exists, tile_of_row, SPEC)
+    to = _addresses(walk, walk.grad, row, tile_of_row, SPEC)
     gl.store(to, g.to(walk.grad.pointer.dtype.element_ty), mask=inside)
 
 
