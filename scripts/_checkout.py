@@ -19,12 +19,12 @@ if not packages.installed("pandas") and PYTHON.exists() and Path(sys.prefix) != 
 
 
 def _explain(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print how to install a missing package instead of a traceback. Python then exits with 1, as for any error."""
+    """Print how to install a missing package instead of a traceback, and exit with 2."""
     text = packages.explanation(error) if isinstance(error, ModuleNotFoundError) else None
     if text:
         print(text, file=sys.stderr)
-    else:
-        sys.__excepthook__(kind, error, trace)
+        sys.exit(2)
+    sys.__excepthook__(kind, error, trace)
 
 
 sys.excepthook = _explain

@@ -14,7 +14,7 @@ REQUIRED = (
     *("torch", "triton", "numpy", "scipy", "pandas", "pyarrow"),
     *("hydra", "omegaconf", "yaml", "rich", "jinja2", "psutil", "pynvml"),
 )
-"""The modules of the packages that setup.cfg requires."""
+"""The modules of the packages that the benchmark needs: those that setup.cfg requires, and its extra `bench`."""
 
 OPTIONAL = {
     "matplotlib": "[report]",
@@ -89,14 +89,13 @@ def pip_install(arguments: str) -> str:
     return f"{shlex.quote(sys.executable)} -m pip install {arguments}"
 
 
-def install_command(extra: str = "") -> str:
+def install_command(extra: str) -> str:
     """Return the shell command that installs tpbench, with one of its extras, into the environment of this Python.
 
     No package index has tpbench, so in a checkout the command names the folder.
     """
-    suffix = f"[{extra}]" if extra else ""
     folder = checkout()
-    return pip_install(f"-e {shlex.quote(f'{folder}{suffix}')}" if folder else shlex.quote(f"tpbench{suffix}"))
+    return pip_install(f"-e {shlex.quote(f'{folder}[{extra}]')}" if folder else shlex.quote(f"tpbench[{extra}]"))
 
 
 def install_commands(modules: Iterable[str]) -> str:
@@ -114,24 +113,19 @@ def not_installed(modules: Collection[str]) -> str:
 
 
 def explanation(error: ModuleNotFoundError) -> str | None:
-    """Return how to install the package that the error is about, or None if tpbench does not declare it."""
+    """Return in one line how to install the package that the error is about, or None if tpbench does not declare it."""
     module = (error.name or "").partition(".")[0]
     if module not in (*REQUIRED, *OPTIONAL) or installed(module):  # an installed package may lack a part: a bug
         return None
     if module in OPTIONAL:
         return f"tpbench: this command {not_installed([module])}"
-    absent = ", ".join(name for name in REQUIRED if name == module or not installed(name))
-    folder = checkout()
-    run = f"  {folder}/scripts/run [ARGUMENTS]  # in an environment that it makes in .venv\n" if folder else ""
-    return (
-        f"tpbench: packages are missing in the environment of {sys.executable}: {absent}\n"
-        f"tpbench needs Linux and Python 3.11 to 3.13. To run it, or to install them:\n{run}  {install_command()}"
-    )
+    absent = [name for name in REQUIRED if name == module or not installed(name)]
+    return f"tpbench: the benchmark {not_installed(absent)}: {install_command('bench')}"
 
 
 @contextlib.contextmanager
 def explain_missing() -> Iterator[None]:
-    """End the program with exit code 1 and an explanation if a package of tpbench is missing, and quietly at Ctrl-C.
+    """End the program with exit code 2 and an explanation if a package of tpbench is missing, and quietly at Ctrl-C.
 
     It is a decorator too.
     """
@@ -140,6 +134,7 @@ def explain_missing() -> Iterator[None]:
     except KeyboardInterrupt:
         sys.exit(130)
     except ModuleNotFoundError as error:
-        if text := explanation(error):
-            sys.exit(text)
-        raise
+        if not (text := explanation(error)):
+            raise
+        print(text, file=sys.stderr)
+        sys.exit(2)

@@ -74,9 +74,17 @@ for module in pkgutil.iter_modules(tpbench.integrations.__path__, "tpbench.integ
 """
 
 
-def test_kernels_and_integrations_need_torch_and_triton_alone(installed: Path, tmp_path: Path) -> None:
-    """The wheel is imported beside links to these two and to what they require."""
-    waiting, linked = ["torch", "triton"], set()
+def requirements(distribution: metadata.Distribution) -> list[str]:
+    """Return the names of the packages that pip installs with this one, without extras."""
+    declared = map(Requirement, distribution.requires or [])
+    return [each.name for each in declared if each.marker is None or each.marker.evaluate({"extra": ""})]
+
+
+def test_an_installation_without_extras_has_kernels_and_integrations(installed: Path, tmp_path: Path) -> None:
+    """The wheel is imported beside links to what it requires, which is torch and triton, and to what these require."""
+    (information,) = installed.glob("*.dist-info")
+    waiting, linked = requirements(metadata.Distribution.at(information)), set()
+    assert waiting == ["torch", "triton"]
     while waiting:
         distribution = metadata.distribution(waiting.pop())
         if distribution.name in linked:
@@ -84,8 +92,7 @@ def test_kernels_and_integrations_need_torch_and_triton_alone(installed: Path, t
         linked.add(distribution.name)
         for entry in {file.parts[0] for file in distribution.files or []} - {"..", "__pycache__"}:
             (tmp_path / entry).symlink_to(distribution.locate_file(entry))
-        requirements = map(Requirement, distribution.requires or [])
-        waiting += [each.name for each in requirements if each.marker is None or each.marker.evaluate({"extra": ""})]
+        waiting += requirements(distribution)
     line = [sys.executable, "-I", "-S", "-c", IMPORTS, str(installed), str(tmp_path)]
     env = environment() | {"TRITON_INTERPRET": "0"}  # the interpreter needs numpy
     done = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True)
@@ -93,6 +100,11 @@ def test_kernels_and_integrations_need_torch_and_triton_alone(installed: Path, t
     *loaded, torchtitan = sorted(done.stdout.splitlines(), key=lambda text: "not installed" in text)
     assert loaded == ["megatron", "patches", "transformers", "trl", "trl_objectives", "verl"]
     assert torchtitan.startswith("torchtitan is not installed: pip install")
+    run = f"import runpy, sys; sys.path[:0] = {[str(installed), str(tmp_path)]}; runpy.run_module('tpbench.__main__')"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", run], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    (message,) = done.stderr.splitlines()
+    assert "needs numpy, scipy, pandas" in message and message.endswith("pip install 'tpbench[bench]'")
 
 
 def test_it_runs_a_new_variant_as_the_readme_shows_and_reads_its_rows(installed: Path, tmp_path: Path) -> None:
