@@ -84,6 +84,16 @@ def message(error: BaseException) -> str:
         return f"its message raised {type(failed).__name__}"
 
 
+def with_lines(sentence: str, lines: str) -> str:
+    """Return a reason: a sentence and, if there are any, the last lines of a log."""
+    return f"{sentence}; the last lines:\n{lines}" if lines else sentence
+
+
+def sentence_of(reason: str | None) -> str:
+    """Return the first line of a reason, without the announcement of the lines that follow it."""
+    return (reason or "").partition("\n")[0].removesuffix("; the last lines:").removesuffix(":")
+
+
 def printable(text: str, limit: int = 200) -> str:
     """Return a text of unknown origin as one line of about `limit` characters at most, without control characters.
 

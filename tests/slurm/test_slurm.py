@@ -341,7 +341,8 @@ def test_a_cell_whose_setup_fails_says_why(tmp_path: Path) -> None:
     assert row["status"] == "error" and "no such module" in row["reason"]
     assert "this line of hydra.launcher.setup failed: module() " in row["reason"]
     (sweep,) = tmp_path.glob("outputs/sweeps/*")
-    assert "1 cells: 1 done, 1 of them failed" in collect(sweep, tmp_path).stdout
+    said = collect(sweep, tmp_path).stdout.splitlines()
+    assert said[0].endswith("ended as FAILED before it wrote a row") and said[1].startswith("1 cell: 1 done, 1 of")
 
 
 def test_over_the_time_limit_a_job_is_run_again_as_often_as_was_asked_for(overdue_once: Path) -> None:

@@ -19,7 +19,7 @@ from tpbench.launcher.attempt import Attempt
 from tpbench.launcher.planning.plan import Cell
 from tpbench.suggestions import printable
 
-QUIET_S = 15.0
+QUIET_S = 12.0
 """Longest time without a line where there is no terminal."""
 DRAWN_S = 0.1
 """Least time between two drawings of a terminal."""
@@ -51,9 +51,11 @@ class Display:
             self.live.stop()
 
     def show(self, cell: Cell, status: str = "running") -> None:
-        """Show a cell that begins, or its new status."""
-        waiting = self.running.get(cell.index) if status != "running" else None
-        self.running[cell.index] = (cell, status, waiting[2] if waiting else time.monotonic())
+        """Show a cell that begins, or its new status. Once a job runs, its time in Slurm's queue doesn't count."""
+        _, before, began = self.running.get(cell.index, (cell, "", time.monotonic()))
+        if status == "running" or (status.endswith("RUNNING") and not before.endswith("RUNNING")):
+            began = time.monotonic()
+        self.running[cell.index] = (cell, status, began)
 
     def note(self, line: str, max_length: int = 200) -> None:
         self.printed = time.monotonic()
@@ -76,7 +78,7 @@ class Display:
             self.live.update(Text(self.text(), no_wrap=True, overflow="ellipsis"), refresh=True)
         elif not self.live and silent_s > QUIET_S:
             *cells, sweep = self.text().splitlines()
-            others = f" and {len(self.running) - 1} more" if len(self.running) > 1 else ""
+            others = f" (and {len(self.running) - 1} more)" if len(self.running) > 1 else ""
             self.note(f"{sweep}; {cells[0]}{others}" if cells else sweep, MAX_LENGTH)
 
     def text(self) -> str:
@@ -142,4 +144,5 @@ def _result(attempt: Attempt) -> str:
     if attempt.row and attempt.status == "ok":
         mark = " (interpreted: no measurement)" if attempt.row["interpreted"] else ""
         return f"ok {attempt.row['time_ms']:.3f} ms{mark}"
-    return printable(f"{attempt.status}: {attempt.reason}" if attempt.reason else attempt.status, MAX_REASON)
+    reason = (attempt.reason or "").replace(":\n", ": ").replace("\n", " | ")  # lines of a log stay apart
+    return printable(f"{attempt.status}: {reason}" if reason else attempt.status, MAX_REASON)

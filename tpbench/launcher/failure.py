@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 from tpbench import packages
+from tpbench.suggestions import with_lines
 from tpbench.worker.start import PEER_LOST
 from tpbench.worker.torchrun import FAILURES_FILE, RankFailure
 
@@ -38,15 +39,17 @@ def describe(code: int | None, timeout_s: float, folder: Path) -> tuple[str, str
     if quiet and (code == 0 or _only_lost_peers(failures)):
         rank = min(quiet)
         sentence = f"rank {rank} ended with exit code 0 before its result, as os._exit(0) does"
-        return "error", _join(sentence, _last_words(logs[rank], 3))
+        return "error", with_lines(sentence, _last_words(logs[rank], 3))
     if not failures:
-        return "error", _join(f"torchrun ended with {_code(code)}", tail(folder / AGENT_LOG))
+        return "error", with_lines(f"torchrun ended with {_code(code)}", tail(folder / AGENT_LOG))
     # torchrun ends the other ranks with SIGTERM, and they may fail before it notices which rank was the first.
     first = min(failures, key=lambda failure: failure.exit_code in LOST_PEERS)
     log = logs.get(first.local_rank, "")
     lines = "\n".join(filter(None, (_last_words(log, TAIL_LINES), _innermost_calls(log))))
     out_of_memory = first.exit_code < 0 and _NATIVE_OOM.search(lines)
-    return "oom" if out_of_memory else "error", _join(f"rank {first.rank} ended with {_code(first.exit_code)}", lines)
+    return "oom" if out_of_memory else "error", with_lines(
+        f"rank {first.rank} ended with {_code(first.exit_code)}", lines
+    )
 
 
 def is_consequence(folder: Path) -> bool:
@@ -98,10 +101,6 @@ def _innermost_calls(log: str) -> str:
 def _code(code: int) -> str:
     names = {int(number): f" ({number.name})" for number in signal.Signals}
     return f"exit code {code}" if code >= 0 else f"signal {-code}{names.get(-code, '')}"
-
-
-def _join(sentence: str, lines: str) -> str:
-    return f"{sentence}; the last lines:\n{lines}" if lines else sentence
 
 
 def _text(file: Path) -> str:

@@ -57,8 +57,16 @@ def test_without_a_terminal_a_line_says_what_a_sweep_waits_for(
         interrupts.check()
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("0 of 2 cells in 0.0 min; triton_tp ") and line.endswith(
-        ": job 7: PENDING (Resources) for 0 s and 1 more"
+        ": job 7: PENDING (Resources) for 0 s (and 1 more)"
     )
+
+
+def test_the_time_of_a_job_begins_when_it_runs(tmp_path: Path) -> None:
+    shown = display.Display(1, tmp_path)
+    for status, seconds in (("PENDING", 60), ("RUNNING", 0), ("COMPLETED", 30)):
+        shown.show(of := cell(0, tmp_path), f"job 7: {status}")
+        shown.running[0] = (of, shown.running[0][1], shown.running[0][2] - seconds)
+        assert f": job 7: {status} for {seconds} s" in shown.text()
 
 
 def test_submitted_jobs_are_collected_from_their_own_sweeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

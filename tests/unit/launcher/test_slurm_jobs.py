@@ -98,11 +98,14 @@ def test_an_interrupt_leaves_jobs_of_an_earlier_sweep_in_the_queue_and_ends_its_
     assert "did not cancel this sweep's jobs: scancel 8" in said
 
 
-def test_a_sweep_that_slurm_rejects_ends_with_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_that_slurm_rejects_ends_with_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     SlurmCommands(tmp_path, monkeypatch, srun="", sbatch="echo sbatch: error: AssocMaxSubmitJobLimit >&2; exit 1")
     attempt = Attempt.plan(cell(0, tmp_path), tmp_path / "sweeps/S", {})
     with pytest.raises(JobError, match="none is in the queue: AssocMaxSubmitJobLimit"):
         list(Slurm(SlurmSettings(), SweepOptions()).run([attempt], Display(1, tmp_path)))
+    assert not capsys.readouterr().err, "the message says it once"
 
 
 def test_the_state_of_jobs_is_asked_where_slurm_is(

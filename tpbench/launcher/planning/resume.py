@@ -9,6 +9,7 @@ from typing import Any
 from tpbench.launcher.planning.plan import Cell
 from tpbench.results.current_rows import MEASURED, differing_columns, is_replaced_by
 from tpbench.results.read import load, plain_rows
+from tpbench.suggestions import sentence_of
 
 
 @dataclass(frozen=True)
@@ -57,5 +58,4 @@ def _decide(cell: Cell, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, A
     if measured or (row["status"] == "skipped" and (cell.skip_reason or refused_on_ranks)):
         return ResumeDecision("measured before", row, [older for older in rows if is_replaced_by(older, row)])
     prefix = "skipped before:" if row["status"] == "skipped" else f"failed: {row['status']},"
-    reason = f"{prefix} {str(row['reason'] or '').partition(chr(10))[0]}"
-    return ResumeDecision(reason, superseded=current)
+    return ResumeDecision(f"{prefix} {sentence_of(row['reason'])}", superseded=current)

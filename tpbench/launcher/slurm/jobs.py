@@ -1,5 +1,7 @@
 """Runs the cells of a sweep as Slurm jobs: submits them, waits, and runs them on the nodes as on one host."""
 
+import contextlib
+import io
 import math
 import os
 import shlex
@@ -128,7 +130,7 @@ class Slurm(Runner):
                 attempt.task.save(attempt.task_file)
         tasks = [NodeTask(tuple(str(attempt.folder) for attempt in alike), options) for alike in lists]
         try:
-            with executor.batch():
+            with contextlib.redirect_stderr(io.StringIO()), executor.batch():  # submitit prints the error, too
                 jobs = [executor.submit(task) for task in tasks]
         except (FailedJobError, FailedSubmissionError, OSError) as error:
             raise JobError(cluster.rejection_message(str(error))) from None

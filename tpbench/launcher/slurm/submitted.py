@@ -14,7 +14,7 @@ from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.cluster import ENDED
 from tpbench.results.read import load, plain_rows
 from tpbench.settings import JobError, path_argument
-from tpbench.suggestions import printable
+from tpbench.suggestions import printable, sentence_of, with_lines
 from tpbench.worker.task import TASK_FILE
 
 SUBMITIT = "slurm"  # folder of submitit's files in the folder of a sweep
@@ -43,10 +43,9 @@ def close_if_ended(attempt: Attempt, state: str) -> Attempt | None:
         return None
     job_id = job_of(attempt)
     lines = last_lines(attempt.folder) or tail(attempt.folder.parent / SUBMITIT / f"{job_id}_0_log.err")
-    logs = f"; the last lines:\n{lines}" if lines else ""
     status = "timeout" if state == "TIMEOUT" else "error"
     ended = "is unknown to Slurm now (cancelled?)" if state == "GONE" else f"ended as {state} before it wrote a row"
-    return attempt.close(status, f"Slurm job {job_id} {ended}{logs}")
+    return attempt.close(status, with_lines(f"Slurm job {job_id} {ended}", lines))
 
 
 def attempts_of(sweep: Path) -> list[Attempt]:
@@ -103,11 +102,12 @@ def _collect(attempts: Sequence[Attempt]) -> int:
         ended = close_if_ended(attempt, state)
         # Another sweep may have run the cell, or `compact` moved its row.
         if row := ended.row if ended else None if job_id else newest.get(cell.job.key):
-            result = " ".join((row["status"], str(row["reason"] or "").partition("\n")[0]))
+            result = f"{row['status']} {sentence_of(row['reason'])}".strip()
             failed += row["status"] in FAILURES
         else:
             result = f"job {job_id}, {state}" if job_id else "no job runs it: run the sweep again with resume=true"
             busy += 1
         print(printable(f"{attempt.folder.name}: {cell}: {result}"))
-    print(f"{len(attempts)} cells: {len(attempts) - busy} done, {failed} of them failed, {busy} not done yet")
+    cells = f"{len(attempts)} cell{'s' * (len(attempts) != 1)}"
+    print(f"{cells}: {len(attempts) - busy} done, {failed} of them failed, {busy} not done yet")
     return 3 if busy else int(failed > 0)
