@@ -40,6 +40,12 @@ def test_rows_of_replaced_code_are_not_those_of_today(tmp_path):
     assert by_variant == {"triton_tp": 1, "pytorch_tp_manual": 14, "pytorch_gather": 14}
 
 
+def test_rows_measured_beside_other_work_do_not_count(tmp_path):
+    cells = [cell | {"beside": "another-sweep" if cell["tp_size"] > 1 else None} for cell in synthetic.cells()]
+    synthetic.write(cells, tmp_path)
+    assert {cell.size.tp_size for cell in measured(load(tmp_path)).cells} == {1}
+
+
 def test_extrapolation_has_a_larger_error(made):
     near, far = Size(4096, 65536, 4, "cross_entropy"), Size(262144, 262144, 8, "cross_entropy")
     model = made["pytorch_tp_manual"]
