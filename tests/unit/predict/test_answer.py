@@ -55,7 +55,7 @@ def test_the_first_sentence(gather, kernel, said):
 
 def test_variants_without_a_known_time_are_named_first(predict):
     said = predict("--tp", "4", "--vocab", "128k", "--tokens", "8k")
-    assert said.startswith("No time is known of torch_loss_parallel, fast_llm, megatron, liger")
+    assert said.startswith("No time is known of torch_loss_parallel, fast_llm, megatron, megatron_fused, liger")
     assert ". triton_tp takes 0." in said.splitlines()[0]
 
 

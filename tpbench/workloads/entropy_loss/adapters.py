@@ -1,6 +1,7 @@
 """Calls of other projects' entropy losses. Only ranks that run them import this module."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -86,15 +87,26 @@ def _liger_grpo(problem: EntropyLoss, shard: Shard) -> Step:
 def megatron(problem: EntropyLoss, shard: Shard) -> Step:
     """https://github.com/NVIDIA/Megatron-LM: megatron.core.tensor_parallel.vocab_parallel_cross_entropy.
 
-    It has no label to ignore: a mask leaves those rows out. It subtracts the maximum in place from logits.float().
+    It subtracts the maximum in place from logits.float().
     """
     from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 
+    return _megatron(shard, partial(vocab_parallel_cross_entropy, tp_group=shard.group))
+
+
+def megatron_fused(problem: EntropyLoss, shard: Shard) -> Step:
+    """https://github.com/NVIDIA/Megatron-LM: its cross_entropy_loss_fusion, parts that torch.compile fuses."""
+    from megatron.core.fusions.fused_cross_entropy import fused_vocab_parallel_cross_entropy
+
+    return _megatron(shard, partial(fused_vocab_parallel_cross_entropy, tp_group=shard.group))
+
+
+def _megatron(shard: Shard, function: Callable[..., Tensor]) -> Step:
+    """Return the step of a loss that has no label to ignore: a mask leaves those rows out."""
     counts, overwrites = shard.target != IGNORED, shard.logits.dtype == torch.float32
 
     def row_losses(logits: Tensor) -> Tensor:
-        losses = vocab_parallel_cross_entropy(logits[:, None], shard.target[:, None], tp_group=shard.group)[:, 0]
-        return torch.where(counts, losses, 0.0)
+        return torch.where(counts, function(logits[:, None], shard.target[:, None])[:, 0], 0.0)
 
     return _step(shard, row_losses, formulas.bytes_of_statistics(3, shard), of_rows=True, overwrites=overwrites)
 
