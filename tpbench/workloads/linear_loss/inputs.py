@@ -61,7 +61,10 @@ _HIDDEN, _WEIGHT, _TEACHER, _TEACHER_WEIGHT, _LABELS, _IGNORED, _UPSTREAM = rang
 
 
 def make_shard(problem: LinearLoss, context: Context) -> Shard:
-    """Return this rank's inputs. The standard deviation of a logit is between 1.9 and 3.8."""
+    """Return this rank's inputs. The standard deviation of a random logit is between 1.9 and 3.8.
+
+    With label_logit it is a quarter of that, and each hidden state has a multiple of its label's row of the weight.
+    """
     device, parts = context.device, context.tp_size if problem.sequence_parallel else 1
     columns = range(*shard_bounds(problem.vocab, context.tp_size, context.tp_rank))
     rows = range(*shard_bounds(problem.tokens, parts, context.tp_rank % parts))
@@ -75,8 +78,15 @@ def make_shard(problem: LinearLoss, context: Context) -> Shard:
     target = given_target(problem, (_LABELS, _IGNORED), range(problem.tokens), device)
     if target is None:
         target = matrix(_TEACHER, rows), matrix(_TEACHER_WEIGHT, columns, weight_scale)
+    hidden = matrix(_HIDDEN, rows)
+    if problem.label_logit:
+        indices = target[rows.start : rows.stop].clamp(min=0), torch.arange(problem.hidden, device=device)
+        of_label = normal(*(hash_index(problem.seed, _WEIGHT + at, index) for at, index in enumerate(indices)))
+        of_label = of_label.double() * weight_scale  # the sum of squares is exact in float64, so equal on any device
+        of_label *= problem.label_logit / of_label.square().sum(1, keepdim=True)
+        hidden = (hidden / 4 + of_label).to(hidden.dtype)
     return Shard(
-        hidden=matrix(_HIDDEN, rows),
+        hidden=hidden,
         weight=matrix(_WEIGHT, columns, weight_scale),
         target=target,
         upstream=_upstream(problem, target) if has_upstream else None,

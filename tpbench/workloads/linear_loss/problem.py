@@ -27,6 +27,12 @@ class LinearLoss(losses.LossProblem):
     main_grad: bool = setting(
         False, help="add the weight's gradient to fp32 memory, as Megatron's main_grad", option="skipped"
     )
+    label_logit: float = setting(
+        0.0,
+        help="logit of each row's label, above others near 0, as in a trained model; 0: all are random",
+        low=0.0,
+        high=12.0,  # from 16 on, rounding to bfloat16 moves a loss by more than its tolerance
+    )
     logits_gib: float | None = setting(
         None, help="linear_tp: memory for the logits of a chunk, GiB; null: its own choice", low=1e-6, option="ignored"
     )
@@ -54,6 +60,8 @@ class LinearLoss(losses.LossProblem):
             complaints.append(f"dp_size={dp_size} must be 1: replicas of a head do not communicate")
         if self.sequence_parallel and self.tokens % tp_size:
             complaints.append(f"sequence_parallel=true needs tokens={self.tokens} to be a multiple of {tp_size=}")
+        if self.label_logit and not self.from_labels:
+            complaints.append(f"label_logit={self.label_logit} needs labels, which loss={self.loss} doesn't have")
         if self.main_grad and not self.trains:
             complaints.append("main_grad=true needs mode=train: mode=forward has no gradient")
         return complaints

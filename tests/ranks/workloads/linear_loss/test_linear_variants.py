@@ -64,7 +64,9 @@ def cells(name: str, tp_size: int) -> list[LinearLoss]:
     found += [problem(vocab=96), problem(loss="reverse_kl", temperature=1.9)]
     found += [problem(loss=loss, temperature=0.1, dtype="float16") for loss in KERNEL_LOSSES if loss != "cross_entropy"]
     found += [problem(loss="logprob", temperature=1.9, ignored=0.4, **sizes) for sizes in ({}, WIDE)]
-    found += [problem(**WIDE, **fields) for fields in ({}, {"ignored": 0.4}, {"mode": "forward"})]
+    found += [
+        problem(**WIDE, **fields) for fields in ({}, {"ignored": 0.4}, {"mode": "forward"}, {"label_logit": 10.0})
+    ]
     if name == "linear_gather":  # rows of the weight's gradient come from few logits, of up to 20
         found.append(problem(tokens=256, hidden=128, vocab=32768, seed=2))
     if name == "linear_liger_cutedsl":

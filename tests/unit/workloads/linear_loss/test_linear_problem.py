@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -27,6 +29,7 @@ def test_shapes_say_what_they_hold(shape: str) -> None:
         ({"dp_size": 2}, "dp_size=2 must be 1"),
         ({"sequence_parallel": True, "tokens": 7, "tp_size": 2}, "tokens=7 to be a multiple of tp_size=2"),
         ({"main_grad": True, "mode": "forward"}, "main_grad=true needs mode=train"),
+        ({"label_logit": 8.0, "loss": "reverse_kl"}, "label_logit=8.0 needs labels"),
         (
             {"loss": "policy", "temperature": 0.1},
             "temperature=0.1 would multiply logits by 10, which must be at most 4 where",
@@ -64,10 +67,18 @@ def test_upstream_gradients_are_those_of_the_rows_that_count() -> None:
     assert make_shard(problem(loss="logprob", mode="forward"), context()).upstream is None
 
 
-@pytest.mark.parametrize("loss", ["cross_entropy", "forward_kl"])
-def test_ranks_hold_parts_of_one_problem(loss: str) -> None:
-    whole = make_shard(problem(loss=loss), context())
-    parts = [make_shard(problem(loss=loss, sequence_parallel=True), context(tp_rank=r, tp_size=3)) for r in range(3)]
+def test_the_logit_of_a_label_leads() -> None:
+    shard = make_shard(problem(tokens=300, hidden=256, vocab=1009, label_logit=10.0, ignored=0.2), context())
+    logits, labels = shard.hidden.double() @ shard.weight.double().t(), shard.target
+    counts, others = labels >= 0, logits.std()
+    of_label = logits.gather(1, labels.clamp(min=0)[:, None])[counts, 0]
+    assert float(of_label.mean()) == pytest.approx(10.0, abs=0.2) and 0.4 < float(of_label.std()) < 1.0 and others < 1.1
+
+
+@pytest.mark.parametrize("fields", [{"loss": "cross_entropy", "label_logit": 9.0}, {}, {"loss": "forward_kl"}])
+def test_ranks_hold_parts_of_one_problem(fields: dict[str, Any]) -> None:
+    whole = make_shard(problem(**fields), context())
+    parts = [make_shard(problem(**fields, sequence_parallel=True), context(tp_rank=r, tp_size=3)) for r in range(3)]
     assert torch.equal(torch.cat([each.hidden for each in parts]), whole.hidden)
     assert torch.equal(torch.cat([each.weight for each in parts]), whole.weight)
     if whole.labels is None:
