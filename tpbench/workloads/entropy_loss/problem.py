@@ -36,6 +36,11 @@ class EntropyLoss(losses.LossProblem):
     compute_dtype: Literal["float32", "logits"] = setting(
         "float32", help="dtype in which torch's losses use the logits: float32, or the logits' own", option="skipped"
     )
+    autograd: bool = setting(
+        False,
+        help="triton_tp: call the module EntropyLoss and torch's autograd, as a training loop does",
+        option="skipped",
+    )
 
 
 _OF_KERNELS: Any = {"by_variant": True, "studies": ("block_cap",)}
@@ -120,6 +125,10 @@ def _gather(problem: EntropyLoss, tp_size: int) -> str | None:
     return too_inexact if inexact and problem.compute_dtype == "logits" else None
 
 
+def _bf16_only(problem: EntropyLoss, tp_size: int) -> str | None:
+    return None if problem.dtype == "bfloat16" else "its gradient is in bfloat16"
+
+
 def _fast_llm(problem: EntropyLoss, tp_size: int) -> str | None:
     if problem.top_k or problem.kl_weight or problem.loss == "jsd":
         return "it has no top_k, no jsd, and no divergence from a reference policy"
@@ -138,7 +147,7 @@ WORKLOAD.variant_of(
     "triton_tp",
     "triton_tp.prepare",
     "our fused Triton kernels on the local shard; one exchange of a few scalars a row",
-    options={"block_cap", "exchange", "algorithm"},
+    options={"block_cap", "exchange", "algorithm", "autograd"},
     requires=("triton",),
     uses_triton=True,
     requires_cuda=lambda problem: problem.algorithm == "one_read" or problem.exchange == "symmetric",
@@ -170,6 +179,8 @@ peer("quack", "quack", labels_on_one_rank, "QuACK's CuTe kernel: forward and gra
 peer(
     "megatron", "megatron", losses.labels_over_ranks, "Megatron-LM's vocab_parallel_cross_entropy in torch", **_in_torch
 )
+_fused = "Megatron-LM's fused_vocab_parallel_cross_entropy: the same, fused by torch.compile"
+peer("megatron_fused", "megatron", first_of(_bf16_only, losses.labels_over_ranks), _fused, **_in_torch)
 _overwriting = "Liger's Triton kernels, which overwrite the logits"
 peer("liger", "liger_kernel", _liger, _overwriting, options={"compute_dtype"}, exchanges="sums")
 peer("flash_attn", "flash_attn", first_of(uneven, other_losses), "flash-attention's Triton kernel")

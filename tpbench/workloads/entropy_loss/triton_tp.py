@@ -2,15 +2,16 @@
 
 from typing import Any
 
-from tpbench.kernels import LaunchRecord, entropy_loss
+from tpbench.kernels import EntropyLoss, LaunchRecord, entropy_loss
 from tpbench.kernels.cached_launch import worst_resources
 from tpbench.workloads.entropy_loss.inputs import Output, Shard, Step
-from tpbench.workloads.entropy_loss.problem import EntropyLoss
+from tpbench.workloads.entropy_loss.problem import EntropyLoss as Problem
+from tpbench.workloads.losses.formulas import differentiated
 from tpbench.workloads.losses.inputs import kernel_options
 
 
-def prepare(problem: EntropyLoss, shard: Shard) -> Step:
-    """Prepare a call of `tpbench.kernels.entropy_loss` that writes the gradient into new memory."""
+def prepare(problem: Problem, shard: Shard) -> Step:
+    """Prepare a call of `tpbench.kernels.entropy_loss` that writes the gradient into new memory, or of its module."""
     last: LaunchRecord
     # The exchange is never all_reduce, which the variant doesn't support.
     options = kernel_options(problem, shard)
@@ -23,12 +24,21 @@ def prepare(problem: EntropyLoss, shard: Shard) -> Step:
         last = result.how
         return Output(result.loss, result.row_loss, result.grad)
 
+    def through_autograd() -> Output:
+        (loss, *_), (grad,) = differentiated((shard.logits,), lambda logits: module(logits, shard.target, **shard.rows))
+        return Output(loss, None, grad)
+
+    if problem.autograd:
+        run()  # the module doesn't say how it launched the same kernels
+        settings = {name: value for name, value in options.items() if name != "entropy" and name not in shard.rows}
+        module = EntropyLoss(**settings)
+
     def columns() -> dict[str, Any]:
         used = {"algorithm_used": last.algorithm, "block_used": last.block}
         return used | worst_resources(last.kernels, shard.device)
 
     return Step(
-        run,
+        through_autograd if problem.autograd else run,
         bytes_communicated=lambda: last.bytes_sent,
         columns=columns,
         communicates_in_kernels=lambda: last.algorithm == "one_read",

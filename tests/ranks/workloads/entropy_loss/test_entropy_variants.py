@@ -37,6 +37,8 @@ def cells(name: str, tp_size: int) -> list[EntropyLoss]:
         found.append(problem(loss="forward_kl", vocab=9000, tokens=3, block_cap=4096))
     if name == "pytorch_tp_manual":
         found += [problem(loss=loss, exchange="all_reduce") for loss in LOSSES]
+    if "autograd" in variant.options:
+        found += [problem(loss=loss, autograd=True) for loss in LOSSES]
     if "compute_dtype" in variant.options:
         found += [
             problem(loss=loss, dtype=dtype, compute_dtype="logits") for loss, dtype in itertools.product(LOSSES, dtypes)
