@@ -13,15 +13,17 @@ from tpbench.kernels.one_pass import layouts, ptx, states, tiles
 from tpbench.kernels.row_terms import LEAST_REST, LN_2, Teacher, reference, state_of, weigh
 
 
-class OwnLabel(NamedTuple):
-    """The label's element of each row, (ROWS,)."""
+class Own(NamedTuple):
+    """The target in the columns of this program: labels, (ROWS,), or in `top_layout` a top k, (ROWS, TOP_BLOCK)."""
 
     local: Any
-    """int64: its column in the part of this program."""
+    """int64: the column in the part of this program."""
     held: Any
     """This program has that column."""
     logit: Any
-    """fp32: its raw logit where it is held, else 0."""
+    """fp32: the raw logit where it is held, else 0 or, of a top k, -inf."""
+    log_q: Any
+    """Of a top k, in bits, of all columns, normalised by `with_top`."""
 
 
 @gluon.jit
@@ -72,35 +74,20 @@ def _offset(walk, matrix, row, local, SPEC: gl.constexpr):
 
 @gluon.jit
 def load_own_label(walk, row, label, SPEC: gl.constexpr):
-    """Start to load the logits of labels, (ROWS,). Returns which rows count, and an `OwnLabel`.
+    """Start to load the logits of labels, (ROWS,). Returns which rows count, and `Own`.
 
     Without labels the latter holds numbers that nothing reads.
     """
-    if SPEC.TOP_K:
-        return columns_of(label, walk) >= 0, OwnLabel(row, row, row)
-    elif layouts.has_labels(SPEC):
+    if layouts.has_labels(SPEC) and not SPEC.TOP_K:
         column = columns_of(label, walk)
         local = (column - walk.start).to(gl.int64)
         counts = column >= 0
         held = counts & (local >= 0) & (local < walk.valid)
         at = _offset(walk, walk.logits, row, local, SPEC)
         logit = gl.load(walk.logits.pointer + at, mask=held, other=0.0).to(gl.float32)
-        return counts, OwnLabel(local, held, logit)
+        return counts, Own(local, held, logit, logit)
     else:
-        return rows_that_count(walk, row, label, SPEC), OwnLabel(row, row, row)
-
-
-class OwnTop(NamedTuple):
-    """The teacher's columns of rows, (ROWS, TOP_BLOCK) in `top_layout`."""
-
-    local: Any
-    """int64: the column in the part of this program."""
-    held: Any
-    """This program has that column."""
-    logit: Any
-    """fp32: its raw logit, -inf where it isn't held."""
-    log_q: Any
-    """In bits, of all columns, normalised by `with_top`."""
+        return rows_that_count(walk, row, label, SPEC), Own(row, row, row, row)
 
 
 @gluon.jit
@@ -133,7 +120,7 @@ def load_own_top(walk, row, counts, top, SPEC: gl.constexpr):
     at = _offset(walk, walk.logits, gl.convert_layout(row, by_row)[:, None], local, SPEC)
     logit = gl.load(walk.logits.pointer + at, mask=held, other=-states.INF).to(gl.float32)
     scale = states.LOG2_E if SPEC.BUCKET else walk.scales.target
-    return OwnTop(local, held, logit, gl.where(exists, log_q * scale, -states.INF))
+    return Own(local, held, logit, gl.where(exists, log_q * scale, -states.INF))
 
 
 @gluon.jit
@@ -177,7 +164,7 @@ def with_top(walk, state, own, SPEC: gl.constexpr):
         for number in gl.static_range(len(numbers)):
             of_rows = of_rows + (gl.convert_layout(numbers[number], layouts.state_layout(SPEC)),)
         state = state_of((state.m, state.s, of_rows[0], of_rows[1], of_rows[2], of_rows[3]), SPEC)  # type: ignore[misc]
-        own = OwnTop(own.local, own.held, own.logit, log_q)
+        own = Own(own.local, own.held, own.logit, log_q)
         return state, own, Teacher(of_rows[4], of_rows[5])  # type: ignore[misc]
 
 
@@ -188,50 +175,45 @@ def _to_top(values, SPEC: gl.constexpr):
 
 
 @gluon.jit
-def _store_at_top(walk, own, state, terms, row, exists, SPEC: gl.constexpr):
-    """Store the gradient in the teacher's columns again."""
+def _gradient_at_top(walk, own, state, terms, SPEC: gl.constexpr):
     on_top = _to_top(terms.on_top, SPEC)
     on_target = _to_top(terms.on_target + state.s * 0.0, SPEC)
     if SPEC.TOP_LOSS == "reverse_kl":
         log_p = gl.fma(own.logit, walk.scales.logits, _to_top(0.0 - reference(state.m_k), SPEC))
         log_p -= _to_top(gl.log2(state.s_k), SPEC)
         p = gl.where(own.logit == -states.INF, 0.0, ptx.exp2(log_p))
-        g = weigh(p * on_top, (log_p - own.log_q) * LN_2 - on_target)
+        return weigh(p * on_top, (log_p - own.log_q) * LN_2 - on_target)
     else:
         x = gl.fma(own.logit, walk.scales.logits, _to_top(0.0 - reference(state.m), SPEC))
         p = ptx.exp2(x) / _to_top(state.s, SPEC)
-        g = p * on_top - ptx.exp2(own.log_q) * on_target
-    at = _offset(walk, walk.grad, _to_top(row, SPEC), own.local, SPEC)
-    held = own.held
-    if SPEC.YIELDS:
-        held = held & _to_top(exists, SPEC)
-    ptx.barrier()
-    gl.store(walk.grad.pointer + at, g.to(walk.grad.pointer.dtype.element_ty), mask=held)
+        return p * on_top - ptx.exp2(own.log_q) * on_target
 
 
 @gluon.jit
-def _store_at_label(walk, label, factors, row, exists, SPEC: gl.constexpr):
-    """Store the gradient of the label's own element again, (ROWS,): cheaper than to compare every column with it."""
-    x, slope = states.exponents(label.logit, walk.scales.logits, factors.row_reference, SPEC.SOFTCAP)
+def _gradient_at_label(walk, own, factors, SPEC: gl.constexpr):
+    x, slope = states.exponents(own.logit, walk.scales.logits, factors.row_reference, SPEC.SOFTCAP)
     at_label = tiles.times_factor(ptx.exp2(x), x, factors.row_factor, factors.row_options, SPEC) - factors.row_target
     if SPEC.SOFTCAP > 0:
         at_label *= slope
-    at = _offset(walk, walk.grad, row, label.local, SPEC)
-    held = label.held
-    if SPEC.YIELDS:
-        held = held & exists
-    ptx.barrier()
-    gl.store(walk.grad.pointer + at, at_label.to(walk.grad.pointer.dtype.element_ty), mask=held)
+    return at_label
 
 
 @gluon.jit
 def store_at_target(walk, own, state, terms, factors, row, exists, SPEC: gl.constexpr):
-    """Store the gradient in the columns of labels or of a top k again. state: of the whole vocabulary.
+    """Store the gradient in the columns of labels or of a top k again: cheaper than to compare every column with them.
 
-    terms, factors: what `rows.complete_rows` returned.
+    state: of the whole vocabulary. terms, factors: what `rows.complete_rows` returned.
     """
-    if SPEC.GRAD:
+    if SPEC.GRAD and layouts.has_labels(SPEC):
         if SPEC.TOP_K:
-            _store_at_top(walk, own, state, terms, row, exists, SPEC)
-        elif layouts.has_labels(SPEC):
-            _store_at_label(walk, own, factors, row, exists, SPEC)
+            g = _gradient_at_top(walk, own, state, terms, SPEC)
+            row = _to_top(row, SPEC)
+            exists = _to_top(exists, SPEC)
+        else:
+            g = _gradient_at_label(walk, own, factors, SPEC)
+        at = _offset(walk, walk.grad, row, own.local, SPEC)
+        held = own.held
+        if SPEC.YIELDS:
+            held = held & exists
+        ptx.barrier()
+        gl.store(walk.grad.pointer + at, g.to(walk.grad.pointer.dtype.element_ty), mask=held)

@@ -32,11 +32,7 @@ def allocate(element: gl.constexpr, PLACES: gl.constexpr, LAST_PLACES: gl.conste
 @gluon.jit
 def _place_of(shared, at, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
     """Return the memory of a tile, (ROWS, REPEATS, LANES, VECTOR), at one of its places."""
-    place = shared.index(at)
-    if place.shape[1] == layouts.repeats(tile_of_row, SPEC):
-        return place
-    else:
-        return place.slice(0, layouts.repeats(tile_of_row, SPEC), dim=1)
+    return shared.index(at).slice(0, layouts.repeats(tile_of_row, SPEC), dim=1)
 
 
 @gluon.jit
