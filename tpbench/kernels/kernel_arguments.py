@@ -1,5 +1,6 @@
 """Arguments that kernels receive as one: Triton compiles the same code as for their fields one by one."""
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 
@@ -60,7 +61,7 @@ class RowOutputs(NamedTuple):
 class Strides(NamedTuple):
     """Strides of the logits, target logits and gradient in elements, 0 for one that is missing.
 
-    With ALIGNED, the one-pass kernels have the strides of rows in vectors.
+    The one-pass kernels have the strides of rows in vectors.
     """
 
     logits_row: Any
@@ -88,3 +89,27 @@ class Shard(NamedTuple):
     vocab_start: Any
     vocab_size: Any
     ignore_index: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossConstants:
+    """What kernels are compiled for because of the loss: a part of their constant `SPEC`."""
+
+    LOSS: str
+    SMOOTHED: bool = False
+    """Labels are smoothed."""
+    ENTROPY: bool = False
+    """The entropy of each row is wanted."""
+    Z_LOSS: bool = False
+    SOFTCAP: float = 0.0
+    """0: no cap."""
+    TARGET_SOFTCAP: float = 0.0
+    BETA: float = 0.0
+    """For jsd: the weight of the target distribution."""
+    TOP_K: int = 0
+    """The teacher's columns of a row. 0: the target is of another kind."""
+    TOP_BLOCK: int = 0
+    """A power of two, at least TOP_K."""
+    TOP_LOSS: str = ""
+    BUCKET: bool = False
+    """The columns outside of the top k are one more column."""

@@ -46,7 +46,8 @@ def by_name(gpu: FakeGpu) -> Any:
     last = gpu.launched[-1]
     found: dict[str, Any] = {}
     for name, value in zip(last.kernel.src.fn.arg_names, last.arguments, strict=True):
-        found |= value._asdict() if name in ("mailbox", "strides", "SPEC") else {name: value}
+        constants = vars(value) if name == "SPEC" else {name: value}
+        found |= value._asdict() if name in ("mailbox", "strides") else constants
     return SimpleNamespace(**found)
 
 
@@ -74,7 +75,7 @@ def test_arguments_arrive_under_their_names(h200: FakeGpu) -> None:
         assert it.half == workspace.half and it.capacity >= ROWS
         assert 3 * it.capacity * it.WORLD * it.SLOTS <= it.half  # words of the last row's last queue end in their half
         assert (it.LOSS, it.GRAD, it.REDUCE, it.COUNT, it.WORLD) == ("cross_entropy", True, True, True, 2)
-        assert it.PADDED and it.ALIGNED
+        assert it.PADDED and it.VECTOR == 8
     assert h200.bound == 1 and h200.launched[0] == h200.launched[1]
 
 
@@ -110,13 +111,13 @@ def test_what_it_is_compiled_and_launched_for(columns: int, loss: str, world_siz
     assert isinstance(found, Prepared), found
     constants, tiling = found.kernel.constants, found.tiling
     assert 0 <= 132 * tiling.programs_per_sm - found.programs < tiling.parts
-    assert (tiling.tiles == constants["SPEC"].WHOLE_TILES) == (tiling.parts * tiling.room == columns)
+    assert (tiling.TILES == constants["SPEC"].WHOLE_TILES) == (tiling.parts * tiling.room == columns)
     assert not constants["SPEC"].PADDED
     assert constants["enable_fp_fusion"] is False  # or the ranks' losses differ in their last bit
-    assert constants["launch_cooperative_grid"] == (tiling.slots > 0)  # or programs wait for some that never start
+    assert constants["launch_cooperative_grid"] == (tiling.SLOTS > 0)  # or programs wait for some that never start
     assert constants.get("maxnreg") == (tiling.registers if tiling.programs_per_sm == 2 else None)
     numbers = 3 if loss == "cross_entropy" else 5
-    assert found.bytes_sent == (world_size - 1) * 4096 * numbers * tiling.slots * 8
+    assert found.bytes_sent == (world_size - 1) * 4096 * numbers * tiling.SLOTS * 8
 
 
 def test_ranks_decide_alike_whether_to_meet() -> None:

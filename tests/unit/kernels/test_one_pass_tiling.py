@@ -14,9 +14,9 @@ from tpbench.kernels.one_pass.tiling import MAX_WORDS, RESERVED_BYTES, Machine, 
 def test_a_row_that_fits_a_multiprocessor_is_one_programs(loss: str, longest: int) -> None:
     for share in range(4096, longest + 1, 4096):
         plan = tiling(4096, share, share, 1, 2, loss, "auto", True, H200)
-        assert isinstance(plan, Tiling) and plan.parts == 1 and plan.slots == 0
+        assert isinstance(plan, Tiling) and plan.parts == 1 and plan.SLOTS == 0
     longer = tiling(4096, longest + 8, longest + 8, 1, 2, loss, "auto", True, H200)
-    assert isinstance(longer, Tiling) and longer.parts > 1 and longer.kernel != "whole_row"
+    assert isinstance(longer, Tiling) and longer.parts > 1 and longer.KERNEL != "whole_row"
 
 
 @pytest.mark.parametrize("options", [False, True])
@@ -32,26 +32,26 @@ def test_every_tiling_fits_the_machine(loss: str, itemsize: int, on: Machine, ca
             assert plan == f"its rows are too long with block_cap={cap}"
             continue
         columns = {
-            "whole_row": (plan.tiles - 1) * plan.columns,
-            "one_pass": plan.room + (plan.tiles - 1) * plan.columns,
+            "whole_row": (plan.TILES - 1) * plan.columns,
+            "one_pass": plan.room + (plan.TILES - 1) * plan.columns,
             "shared_rows": 2 * plan.room,
             "mixture": 3 * plan.room,
-        }[plan.kernel]
+        }[plan.KERNEL]
         numbers = 1 if loss == "cross_entropy" else 2
-        bytes_of = columns * plan.rows * itemsize * numbers + RESERVED_BYTES
+        bytes_of = columns * plan.ROWS * itemsize * numbers + RESERVED_BYTES
         assert bytes_of * plan.programs_per_sm <= on.shared_bytes + RESERVED_BYTES
-        assert plan.kernel != "whole_row" or plan.tiles >= 5
+        assert plan.KERNEL != "whole_row" or plan.TILES >= 5
         assert plan.parts * plan.part_columns >= share > (plan.parts - 1) * plan.part_columns
         assert plan.columns >= plan.block and plan.room >= plan.part_columns
-        assert cap == "auto" or plan.block <= max(int(cap), plan.lanes * plan.vector)  # a vector for each thread
+        assert cap == "auto" or plan.block <= max(int(cap), plan.LANES * plan.VECTOR)  # a vector for each thread
         ranks = 1 << (world - 1).bit_length()
-        assert plan.rows * ranks * plan.slots <= MAX_WORDS and plan.slots & (plan.slots - 1) == 0
-        assert max(plan.parts, plan.slots) <= on.processors * plan.programs_per_sm
-        assert (plan.slots == 0) == (world == 1 and plan.parts == 1 and loss != "jsd")
-        assert plan.slots >= plan.parts * (plan.slots > 0)
-        assert not (plan.kernel == "whole_row" and plan.slots) and plan.ahead <= plan.tiles - 1
-        assert plan.registers * 32 * plan.warps * plan.programs_per_sm <= 65536
-        assert plan.lanes * plan.row_warps == 32 * plan.warps
+        assert plan.ROWS * ranks * plan.SLOTS <= MAX_WORDS and plan.SLOTS & (plan.SLOTS - 1) == 0
+        assert max(plan.parts, plan.SLOTS) <= on.processors * plan.programs_per_sm
+        assert (plan.SLOTS == 0) == (world == 1 and plan.parts == 1 and loss != "jsd")
+        assert plan.parts * (plan.SLOTS > 0) <= plan.SLOTS
+        assert not (plan.KERNEL == "whole_row" and plan.SLOTS) and plan.AHEAD <= plan.TILES - 1
+        assert plan.registers * 32 * plan.WARPS * plan.programs_per_sm <= 65536
+        assert plan.LANES * plan.ROW_WARPS == 32 * plan.WARPS
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "reverse_kl"])
@@ -73,7 +73,7 @@ def test_a_shard_of_twice_the_average_is_the_widest() -> None:
 
     even, wide = plan(32768), plan(2 * 32768)
     assert isinstance(even, Tiling) and isinstance(wide, Tiling)
-    assert even.slots == wide.slots == 2 * even.parts >= wide.parts > even.parts
+    assert even.SLOTS == wide.SLOTS == 2 * even.parts >= wide.parts > even.parts
     assert plan(32768, widest=2 * 32768) == even
     with pytest.raises(ValueError, match="too uneven for exchange='symmetric', use exchange='nccl'"):
         plan(4 * 32768)

@@ -66,7 +66,7 @@ def one_pass_kernel(
 
     The types of inputs, outputs, strides and scales are in `kernel_arguments`, those of mailbox and SPEC in `launch`.
     The other integers stay apart, because Triton specialises a kernel for each integer of a tuple. The order of the
-    parameters decides which registers the compiler spills: keep it, or measure. part_columns is in vectors if ALIGNED.
+    parameters decides which registers the compiler spills: keep it, or measure. part_columns is in vectors.
 
     loss: fp32 scalar, scales.total times the sum of row losses; with COUNT this and the gradient are divided by the
     number of rows that count. With COUNT and without REDUCE, `loss` holds 1 / that number, since the rows may be some
@@ -176,7 +176,7 @@ def whole_row_kernel(
     0.596 ms for labels at 131072 columns, and 0.410 instead of 0.474 ms for reverse_kl at 65536. On an H100, whose
     memory is slower, nothing for labels, and 1.7% for losses against target logits.
     """
-    gl.static_assert(SPEC.WHOLE and SPEC.SLOTS == 0 and not SPEC.TOP_K)
+    gl.static_assert(SPEC.SLOTS == 0 and not SPEC.TOP_K)
     TILES: gl.constexpr = SPEC.TILES
     HELD: gl.constexpr = TILES - 2  # tiles that stay in shared memory; two pass on to registers:
     FIRST: gl.constexpr = TILES - 2
@@ -273,12 +273,11 @@ def whole_row_kernel(
 def late_rows_kernel(
     logits, target, grad, inputs, outputs, loss, mailbox, n_rows, n_columns, n_parts, part_columns, n_valid,
     vocab_start, vocab_size, ignore_index, strides, scales, rank, capacity, half, limit_ns, SPEC: gl.constexpr,
-    IN_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Compute the same as `one_pass_kernel` for the rows that it left, or nothing if there are none.
 
-    A program works on rows that the same program left. All words have arrived or are on their way. IN_REGISTERS: the
-    gradient of a last tile comes from registers, as in `one_pass_kernel`, so that it has the same bits.
+    A program works on rows that the same program left. All words have arrived or are on their way. The
+    gradient of a last tile comes from registers if that of `one_pass_kernel` does, so that it has the same bits.
     """
     if gl.load(mailbox.control + 2) != 0:
         walk = rows.open_walk(logits, target, grad, mailbox, n_rows, n_columns, n_parts, part_columns,
@@ -310,7 +309,7 @@ def late_rows_kernel(
                     for tile_of_row in gl.static_range(TILES):
                         ptx.await_copies(TILES - 1 - tile_of_row)
                         raw = tiles.load_tile(walk, 0, tile_of_row, tile_of_row, SPEC)
-                        if IN_REGISTERS and tile_of_row == TILES - 1:
+                        if SPEC.KERNEL == "one_pass" and tile_of_row == TILES - 1:
                             tile = states.tile_state(walk, raw[0], raw[1], tile_of_row, SPEC)
                             tiles.store_from_registers(walk, tile, factors, row, exists, tile_of_row, SPEC)
                         else:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import torch
@@ -17,67 +17,32 @@ from triton.compiler import CompiledKernel
 
 from tpbench.kernels import symmetric
 from tpbench.kernels.cached_launch import CachedLaunch, cached_launch
-from tpbench.kernels.kernel_arguments import RowInputs, RowOutputs, Scales, Strides
-from tpbench.kernels.one_pass.tiling import Tiling, machine, tiling
+from tpbench.kernels.kernel_arguments import LossConstants, RowInputs, RowOutputs, Scales, Strides
+from tpbench.kernels.one_pass.tiling import Tile, Tiling, machine, tiling
 from tpbench.kernels.row_loss import KernelTarget, Vocabulary
 from tpbench.kernels.row_terms import numbers_in_state
 
 
-class Specialization(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Specialization(Tile, LossConstants):
     """The constants that a one-pass kernel is compiled for. Kernels receive it as the constant `SPEC`."""
 
-    LOSS: str
     GRAD: bool
     """The kernel stores the gradient."""
     REDUCE: bool
     """The kernel stores the sum of the row losses."""
     COUNT: bool
     """The sum and the gradient are divided by the number of rows that count. Without REDUCE the caller counted them."""
-    ROWS: int
-    """Rows of a tile. A tile has the shape (ROWS, REPEATS, LANES, VECTOR)."""
-    REPEATS: int
-    """Vectors of a row that one thread holds."""
-    LAST_REPEATS: int
-    """The same of the last tile of a part."""
-    LANES: int
-    """Threads that share a row of a tile."""
-    VECTOR: int
-    """Neighbouring columns that one thread copies at once: 16 bytes if ALIGNED, else one column."""
-    ROW_WARPS: int
-    """Rows of a tile that warps work on side by side."""
-    WARPS: int
-    """Warps of a program."""
-    TILES: int
-    """Tiles of a program's part of a row."""
     WORLD: int
     """Ranks that exchange row states."""
-    SLOTS: int
-    """Parts of a row that each rank sends, a power of two. 0: the programs exchange nothing."""
     WHOLE_TILES: int
     """Leading tiles of every part whose columns all belong to the softmax. The other tiles are masked."""
     PADDED: bool
     """Some columns exist, but do not belong to the softmax."""
-    ALIGNED: bool
-    """Sizes, strides of rows and first columns are in whole vectors. Otherwise they are in columns."""
-    AHEAD: int
-    """Tiles of the next row that are reduced while the words of this row travel."""
-    WHOLE: bool
-    """A row fills the shared memory of a multiprocessor by itself."""
     ENTROPY_GRAD: bool
     """The entropy has a gradient."""
     YIELDS: bool
     """A program leaves rows whose words come late to `late_rows_kernel`."""
-    SMOOTHED: bool = False
-    """This and the next ones are constants of the loss: see `TwoPassSpec`."""
-    ENTROPY: bool = False
-    Z_LOSS: bool = False
-    SOFTCAP: float = 0.0
-    TARGET_SOFTCAP: float = 0.0
-    BETA: float = 0.0
-    TOP_K: int = 0
-    TOP_BLOCK: int = 0
-    TOP_LOSS: str = ""
-    BUCKET: bool = False
 
 
 LEAST_NUMBERS = 2**29
@@ -173,27 +138,25 @@ def prepare(
     )  # fmt: skip
     if isinstance(plan, str):
         return plan
-    unit = plan.vector
-    slots = next_power_of_2(world_size) * plan.slots
-    walkers = min(max(1, on.processors * plan.programs_per_sm // plan.parts), -(-rows // plan.rows))
+    unit = plan.VECTOR
+    slots = next_power_of_2(world_size) * plan.SLOTS
+    walkers = min(max(1, on.processors * plan.programs_per_sm // plan.parts), -(-rows // plan.ROWS))
     fewest = min(plan.part_columns, valid - (plan.parts - 1) * plan.part_columns)
-    whole_tiles = min(plan.tiles - 1, max(0, fewest) // plan.columns)
+    whole_tiles = min(plan.TILES - 1, max(0, fewest) // plan.columns)
     whole_tiles += fewest >= plan.room
     of_target = target.strides if loss != "cross_entropy" else (0, 0)
     of_grad = logits.strides if out is None else out.strides
-    if top_k and plan.warps > 8:
-        of_loss["TOP_BLOCK"] = max(of_loss["TOP_BLOCK"], plan.lanes)
+    if top_k and plan.WARPS > 8:
+        of_loss["TOP_BLOCK"] = max(of_loss["TOP_BLOCK"], plan.LANES)
     constants = Specialization(
-        **of_loss, GRAD=out is not None, REDUCE=reduce, COUNT=count, ROWS=plan.rows, REPEATS=plan.repeats,
-        LAST_REPEATS=plan.last_repeats, LANES=plan.lanes, VECTOR=plan.vector, ROW_WARPS=plan.row_warps,
-        WARPS=plan.warps, TILES=plan.tiles, WORLD=world_size, SLOTS=plan.slots, WHOLE_TILES=whole_tiles,
-        PADDED=valid < columns, ALIGNED=plan.vector > 1, AHEAD=plan.ahead, WHOLE=plan.kernel == "whole_row",
+        **of_loss, **{field.name: getattr(plan, field.name) for field in fields(Tile)}, GRAD=out is not None,
+        REDUCE=reduce, COUNT=count, WORLD=world_size, WHOLE_TILES=whole_tiles, PADDED=valid < columns,
         ENTROPY_GRAD=entropy_grad, YIELDS=yields,
     )  # fmt: skip
     numbers = numbers_in_state(constants) + 2 * (loss == "jsd")
     kernel = cached_launch(
-        _kernel(plan.kernel), SPEC=constants, num_warps=plan.warps, enable_fp_fusion=False,
-        launch_cooperative_grid=plan.slots > 0 and not yields,
+        _kernel(plan.KERNEL), SPEC=constants, num_warps=plan.WARPS, enable_fp_fusion=False,
+        launch_cooperative_grid=plan.SLOTS > 0 and not yields,
         **({"maxnreg": plan.registers} if plan.programs_per_sm > 1 else {}),
     )  # fmt: skip
     meeting = late_rows = None
@@ -203,8 +166,7 @@ def prepare(
         meeting = cached_launch(_kernel("meeting"), WORLD=world_size, RANKS=next_power_of_2(world_size), num_warps=1)
     if yields:
         late_rows = cached_launch(
-            _kernel("late_rows"), SPEC=constants, IN_REGISTERS=plan.kernel == "one_pass", num_warps=plan.warps,
-            enable_fp_fusion=False,
+            _kernel("late_rows"), SPEC=constants, num_warps=plan.WARPS, enable_fp_fusion=False
         )  # fmt: skip
     return Prepared(
         tiling=plan,
@@ -221,7 +183,7 @@ def prepare(
         rank=vocabulary.rank,
         row_words=numbers * max(1, slots),
         words=numbers * rows * slots,
-        bytes_sent=(world_size - 1) * rows * numbers * plan.slots * 8,
+        bytes_sent=(world_size - 1) * rows * numbers * plan.SLOTS * 8,
         meeting=meeting,
         late_rows=late_rows,
     )  # fmt: skip

@@ -21,63 +21,34 @@ def keeps_raw(spec):
     """Tiles in registers are raw logits: from exponentials not every gradient follows, and they take more registers."""
     capped = spec.SOFTCAP > 0 or spec.TARGET_SOFTCAP > 0
     several = capped + spec.SMOOTHED + spec.ENTROPY > 1
-    if spec.WHOLE or spec.LOSS != "cross_entropy":
+    if spec.KERNEL == "whole_row" or spec.LOSS != "cross_entropy":
         return spec.ENTROPY_GRAD or capped or spec.SMOOTHED
     return spec.ENTROPY_GRAD or several
 
 
 @gluon.constexpr_function
-def column_unit(spec):
-    """Columns in the unit of sizes and first columns."""
-    return spec.VECTOR if spec.ALIGNED else 1
-
-
-# Constant functions call each other with plain numbers: Triton 3.6 turns a named tuple into a tuple on such a call.
-@gluon.constexpr_function
-def _tile(vector, row_warps, warps):
-    return gl.BlockedLayout([1, 1, 1, vector], [1, 1, 32, 1], [row_warps, 1, warps // row_warps, 1], [3, 2, 1, 0])
-
-
-@gluon.constexpr_function
-def _queues(world, slots):
-    return (1 << (world - 1).bit_length()) * slots if slots else 1
-
-
-@gluon.constexpr_function
-def _words(rows, parts, row_warps, warps, shared):
-    """(rows, parts): each warp holds all parts of its rows or, if `shared`, the warps of a row share them."""
-    bases = [[0, 1 << bit] for bit in range(parts.bit_length() - 1)]
-    lanes = bases[:5] + [[0, 0]] * max(0, 5 - len(bases))
-    of_row = (warps // row_warps).bit_length() - 1
-    by_warp = bases[5 : 5 + of_row] if shared else [[0, 0]] * of_row
-    registers = bases[5 + of_row if shared else 5 :]
-    registers += [[row_warps << bit, 0] for bit in range((rows // row_warps).bit_length() - 1)]
-    by_warp += [[1 << bit, 0] for bit in range(row_warps.bit_length() - 1)]
-    return gl.DistributedLinearLayout(registers, lanes, by_warp, [], [rows, parts])
-
-
-@gluon.constexpr_function
 def queues(spec):
     """Queues of words of a row: one for each slot of each rank, with the ranks filled up to a power of two."""
-    return _queues(spec.WORLD, spec.SLOTS)
+    return (1 << (spec.WORLD - 1).bit_length()) * spec.SLOTS if spec.SLOTS else 1
 
 
 @gluon.constexpr_function
 def tile_layout(spec):
     """(ROWS, REPEATS, LANES, VECTOR): a thread holds whole vectors, a warp holds 32 neighbouring vectors of a row."""
-    return _tile(spec.VECTOR, spec.ROW_WARPS, spec.WARPS)
+    by_warp = [spec.ROW_WARPS, 1, spec.WARPS // spec.ROW_WARPS, 1]
+    return gl.BlockedLayout([1, 1, 1, spec.VECTOR], [1, 1, 32, 1], by_warp, [3, 2, 1, 0])
 
 
 @gluon.constexpr_function
 def thread_layout(spec):
     """(ROWS, LANES): one number for each row that a thread holds elements of."""
-    return gl.SliceLayout(1, gl.SliceLayout(3, _tile(spec.VECTOR, spec.ROW_WARPS, spec.WARPS)))
+    return gl.SliceLayout(1, gl.SliceLayout(3, tile_layout(spec)))
 
 
 @gluon.constexpr_function
 def row_layout(spec):
     """(ROWS,): every thread holds the number of each row that it holds elements of."""
-    return gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, _tile(spec.VECTOR, spec.ROW_WARPS, spec.WARPS))))
+    return gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, tile_layout(spec))))
 
 
 @gluon.constexpr_function
@@ -87,12 +58,25 @@ def flat_layout(spec):
 
 
 @gluon.constexpr_function
+def _words(spec, parts, shared=False):
+    """(ROWS, parts): each warp holds all parts of its rows or, if `shared`, the warps of a row share them."""
+    bases = [[0, 1 << bit] for bit in range(parts.bit_length() - 1)]
+    lanes = bases[:5] + [[0, 0]] * max(0, 5 - len(bases))
+    of_row = (spec.WARPS // spec.ROW_WARPS).bit_length() - 1
+    by_warp = bases[5 : 5 + of_row] if shared else [[0, 0]] * of_row
+    registers = bases[5 + of_row if shared else 5 :]
+    registers += [[spec.ROW_WARPS << bit, 0] for bit in range((spec.ROWS // spec.ROW_WARPS).bit_length() - 1)]
+    by_warp += [[1 << bit, 0] for bit in range(spec.ROW_WARPS.bit_length() - 1)]
+    return gl.DistributedLinearLayout(registers, lanes, by_warp, [], [spec.ROWS, parts])
+
+
+@gluon.constexpr_function
 def words_layout(spec):
     """(ROWS, RANKS * SLOTS): each warp holds the words of the rows that it holds elements of, as `tile_layout` does.
 
     So states become words, and words become gradients, without a barrier and without numbers from another warp.
     """
-    return _words(spec.ROWS, _queues(spec.WORLD, spec.SLOTS), spec.ROW_WARPS, spec.WARPS, False)
+    return _words(spec, queues(spec))
 
 
 @gluon.constexpr_function
@@ -102,15 +86,13 @@ def top_layout(spec):
     A load of scattered columns takes a warp about a cycle for each. So 16 warps share them. Each of 8 warps holds all,
     which saves barriers in the reductions.
     """
-    return _words(spec.ROWS, spec.TOP_BLOCK, spec.ROW_WARPS, spec.WARPS, spec.WARPS > 8)
+    return _words(spec, spec.TOP_BLOCK, shared=spec.WARPS > 8)
 
 
 @gluon.constexpr_function
 def state_layout(spec):
     """(ROWS,): the layout in which states of whole rows are sent, merged and turned into a loss."""
-    if spec.SLOTS:
-        return gl.SliceLayout(1, _words(spec.ROWS, _queues(spec.WORLD, spec.SLOTS), spec.ROW_WARPS, spec.WARPS, False))
-    return gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, _tile(spec.VECTOR, spec.ROW_WARPS, spec.WARPS))))
+    return gl.SliceLayout(1, words_layout(spec)) if spec.SLOTS else row_layout(spec)
 
 
 @gluon.constexpr_function
@@ -168,7 +150,7 @@ def is_whole(tile_of_row, spec):
 
 @gluon.constexpr_function
 def units_before(tile_of_row, spec):
-    """Units of a part before a tile."""
+    """Vectors of a part before a tile."""
     return tile_of_row * spec.REPEATS * spec.LANES
 
 
@@ -189,4 +171,4 @@ def inside_softmax(like, valid, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
     """Return which elements of a tile belong to the softmax. like: of its shape. valid: those columns of the part."""
     vector, place = vectors_and_places(tile_of_row, SPEC)
     column = (vector * SPEC.VECTOR + place) + gl.zeros_like(like).to(gl.int32)
-    return column < valid - units_before(tile_of_row, SPEC) * column_unit(SPEC) + ptx.opaque_zero()
+    return column < valid - units_before(tile_of_row, SPEC) * SPEC.VECTOR + ptx.opaque_zero()

@@ -13,7 +13,7 @@ BATCH = gl.constexpr(4096)
 
 
 class Matrix(NamedTuple):
-    """A tensor of (rows, columns) with its strides. The row stride is in vectors if ALIGNED, else in elements."""
+    """A tensor of (rows, columns) with its strides. The row stride is in vectors."""
 
     pointer: Any
     row: Any
@@ -34,9 +34,9 @@ class Walk(NamedTuple):
     """What `tiles.allocate` returned. `shared_t`: for target logits. With labels both are the same."""
     shared_t: Any
     first: Any
-    """The first unit of the part of a row that this program works on: a vector if ALIGNED, else a column."""
+    """The first vector of the part of a row that this program works on."""
     extent: Any
-    """Units of the part that exist."""
+    """Vectors of the part that exist."""
     valid: Any
     """Columns of the part that belong to the softmax."""
     part_number: Any
@@ -66,11 +66,10 @@ def open_walk(
     walker = gl.program_id(0) // n_parts
     walkers = gl.num_programs(0) // n_parts
     steps = gl.cdiv(gl.cdiv(n_rows, SPEC.ROWS) - walker, walkers)
-    UNIT: gl.constexpr = layouts.column_unit(SPEC)
     first = part_number * part_columns
-    width = gl.minimum(n_columns - first * UNIT, part_columns * UNIT)
-    extent = width // UNIT
-    valid = gl.minimum(n_valid - first * UNIT, width)
+    width = gl.minimum(n_columns - first * SPEC.VECTOR, part_columns * SPEC.VECTOR)
+    extent = width // SPEC.VECTOR
+    valid = gl.minimum(n_valid - first * SPEC.VECTOR, width)
     x = tiles.allocate(logits.dtype.element_ty, PLACES, LAST_PLACES, SPEC)
     t = x
     if not layouts.has_labels(SPEC):
@@ -79,7 +78,7 @@ def open_walk(
         Matrix(logits, strides.logits_row, strides.logits_column),
         Matrix(target, strides.target_row, strides.target_column),
         Matrix(grad, strides.grad_row, strides.grad_column), x, t, first, extent, valid, part_number,
-        vocab_start + first * UNIT, walker, walkers, steps, gl.arange(0, SPEC.ROWS, layouts.row_layout(SPEC)),
+        vocab_start + first * SPEC.VECTOR, walker, walkers, steps, gl.arange(0, SPEC.ROWS, layouts.row_layout(SPEC)),
         n_rows, vocab_size, ignore_index, mailbox, scales,
     )  # fmt: skip
 

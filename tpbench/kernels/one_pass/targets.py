@@ -68,8 +68,7 @@ def rows_that_count(walk, row, label, SPEC: gl.constexpr):
 @gluon.jit
 def _offset(walk, matrix, row, local, SPEC: gl.constexpr):
     """Offsets of columns `local` of the part in rows of a matrix."""
-    UNIT: gl.constexpr = layouts.column_unit(SPEC)
-    return row * (matrix.row * UNIT) + (walk.first * UNIT + local) * matrix.column
+    return row * (matrix.row * SPEC.VECTOR) + (walk.first * SPEC.VECTOR + local) * matrix.column
 
 
 @gluon.jit

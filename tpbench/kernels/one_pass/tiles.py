@@ -14,14 +14,15 @@ from tpbench.kernels.row_terms import LN_2, merge_two, reference
 def allocate(element: gl.constexpr, PLACES: gl.constexpr, LAST_PLACES: gl.constexpr, SPEC: gl.constexpr):
     """Allocate shared memory for the tiles of a matrix: a tuple of (places, ROWS, REPEATS, LANES, VECTOR).
 
-    Each tile has PLACES places but for the last one, which has LAST_PLACES. With WHOLE the first tile shares its place.
-    If the tiles shared one allocation, the compiler would assume that all copies and reads overlap, and would put
-    barriers between them.
+    Each tile has PLACES places but for the last one, which has LAST_PLACES. The first and the last tile of a whole row
+    share theirs. If all tiles shared one allocation, the compiler would assume that all copies and reads overlap, and
+    would put barriers between them.
     """
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
-    HELD: gl.constexpr = SPEC.TILES - 1 - SPEC.WHOLE
+    WHOLE: gl.constexpr = SPEC.KERNEL == "whole_row"
+    HELD: gl.constexpr = SPEC.TILES - 1 - WHOLE
     shape: gl.constexpr = [PLACES, SPEC.ROWS, SPEC.REPEATS, SPEC.LANES, SPEC.VECTOR]
-    LAST_REPEATS: gl.constexpr = SPEC.REPEATS if SPEC.WHOLE else SPEC.LAST_REPEATS
+    LAST_REPEATS: gl.constexpr = SPEC.REPEATS if WHOLE else SPEC.LAST_REPEATS
     last_shape: gl.constexpr = [LAST_PLACES, SPEC.ROWS, LAST_REPEATS, SPEC.LANES, SPEC.VECTOR]
     shared = ()
     for _ in gl.static_range(HELD):
@@ -40,7 +41,7 @@ def _addresses(walk, matrix, row, tile_of_row: gl.constexpr, SPEC: gl.constexpr)
     """Addresses of the elements of a tile, (ROWS, REPEATS, LANES, VECTOR)."""
     vector, place = layouts.vectors_and_places(tile_of_row, SPEC)
     first = walk.first + layouts.units_before(tile_of_row, SPEC)
-    if SPEC.ALIGNED:  # the compiler sees that the address of each vector is a multiple of its size
+    if SPEC.VECTOR > 1:  # the compiler sees that the address of each vector is a multiple of its size
         return (
             matrix.pointer
             + (layouts.row_to_tile(row, SPEC) * matrix.row + first) * SPEC.VECTOR
@@ -67,7 +68,7 @@ def _existing(walk, rows, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
 def _copy_one(walk, shared, at, matrix, row, inside, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
     shared = _place_of(shared, at, tile_of_row, SPEC)
     pointer = _addresses(walk, matrix, row, tile_of_row, SPEC)
-    if SPEC.ALIGNED:
+    if SPEC.VECTOR > 1:
         ptx.copy_to_shared(shared, pointer, mask=inside)
     else:
         shared.store(gl.load(pointer, mask=inside, other=0.0))
@@ -91,8 +92,8 @@ def _load_one(walk, shared, at, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
     values = _place_of(shared, at, tile_of_row, SPEC).load(layouts.tile_layout(SPEC))
     if not layouts.is_whole(tile_of_row, SPEC):
         vector, _place = layouts.vectors_and_places(tile_of_row, SPEC)
-        valid = walk.valid - layouts.units_before(tile_of_row, SPEC) * layouts.column_unit(SPEC) + ptx.opaque_zero()
-        if SPEC.PADDED or not SPEC.ALIGNED:
+        valid = walk.valid - layouts.units_before(tile_of_row, SPEC) * SPEC.VECTOR + ptx.opaque_zero()
+        if SPEC.PADDED or SPEC.VECTOR == 1:
             inside = layouts.inside_softmax(values, walk.valid, tile_of_row, SPEC)
             values = gl.where(inside, values, gl.full_like(values, -states.INF))
         else:
@@ -236,7 +237,7 @@ def _store_gradient(walk, g, row, exists, tile_of_row: gl.constexpr, SPEC: gl.co
     if SPEC.PADDED and not layouts.is_whole(tile_of_row, SPEC):
         vector, place = layouts.vectors_and_places(tile_of_row, SPEC)
         column = (vector * SPEC.VECTOR + place) + gl.zeros_like(g).to(gl.int32)
-        g = gl.where(column < walk.valid - layouts.units_before(tile_of_row, SPEC) * layouts.column_unit(SPEC), g, 0.0)
+        g = gl.where(column < walk.valid - layouts.units_before(tile_of_row, SPEC) * SPEC.VECTOR, g, 0.0)
     inside = _existing(walk, exists, tile_of_row, SPEC)
     to = _addresses(walk, walk.grad, row, tile_of_row, SPEC)
     gl.store(to, g.to(walk.grad.pointer.dtype.element_ty), mask=inside)

@@ -45,44 +45,55 @@ class Shape(NamedTuple):
     programs_per_sm: int
 
 
-@dataclass(frozen=True)
-class Tiling:
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """The shape of tiles, (ROWS, REPEATS, LANES, VECTOR), and how a program works on them: constants of its kernel."""
+
+    KERNEL: Kernel
+    ROWS: int
+    REPEATS: int
+    """Vectors of a row that one thread holds."""
+    LAST_REPEATS: int
+    """The same of the last tile of a part."""
+    LANES: int
+    """Threads that share a row of a tile."""
+    VECTOR: int
+    """Neighbouring columns that one thread copies at once: 16 bytes. 1: rows do not consist of such vectors."""
+    ROW_WARPS: int
+    """Rows of a tile that warps work on side by side."""
+    WARPS: int
+    """Warps of a program."""
+    TILES: int
+    """Tiles of a program's part of a row."""
+    SLOTS: int
+    """Parts that each rank sends, some of them empty: a power of two, equal on all ranks. 0: nothing to exchange."""
+    AHEAD: int
+    """`one_pass`: tiles of the next row that are reduced while this row's words travel, at most TILES - 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiling(Tile):
     """The shape of tiles and how programs share them. The width and alignment of a shard may make it differ by rank."""
 
-    kernel: Kernel
-    rows: int
-    repeats: int
-    last_repeats: int
-    """Repeats of the last tile of a part."""
-    lanes: int
-    vector: int
-    row_warps: int
-    warps: int
-    tiles: int
-    """Tiles of a part of a row."""
     programs_per_sm: int
     parts: int
     """Programs that share a row on this rank."""
     part_columns: int
-    slots: int
-    """Parts that each rank sends, some of them empty: a power of two, equal on all ranks. 0: nothing to exchange."""
-    ahead: int = 0
-    """`one_pass`: tiles of the next row that are reduced while this row's words travel, at most tiles - 1."""
 
     @property
     def registers(self) -> int:
         """Most registers per thread with which programs_per_sm programs fit."""
-        return min(255, 65536 // (32 * self.warps * self.programs_per_sm))
+        return min(255, 65536 // (32 * self.WARPS * self.programs_per_sm))
 
     @property
     def columns(self) -> int:
         """Columns that a tile has room for, but for the last one."""
-        return self.repeats * self.lanes * self.vector
+        return self.REPEATS * self.LANES * self.VECTOR
 
     @property
     def room(self) -> int:
         """Columns that a part has room for."""
-        return ((self.tiles - 1) * self.repeats + self.last_repeats) * self.lanes * self.vector
+        return ((self.TILES - 1) * self.REPEATS + self.LAST_REPEATS) * self.LANES * self.VECTOR
 
     @property
     def block(self) -> int:
@@ -215,18 +226,18 @@ def tiling(
     # Tiles reduced before the wait: all but the last, and one less if another program works during the wait.
     waits_alone = not has_labels or shape.programs_per_sm == 1
     return Tiling(
-        kernel=shape.kernel,
-        rows=tile_rows,
-        repeats=repeats,
-        last_repeats=min(repeats, next_power_of_2(max(1, -(-last_columns // (lanes * vector))))),
-        lanes=lanes,
-        vector=vector,
-        row_warps=row_warps,
-        warps=shape.warps,
-        tiles=tiles,
+        KERNEL=shape.kernel,
+        ROWS=tile_rows,
+        REPEATS=repeats,
+        LAST_REPEATS=min(repeats, next_power_of_2(max(1, -(-last_columns // (lanes * vector))))),
+        LANES=lanes,
+        VECTOR=vector,
+        ROW_WARPS=row_warps,
+        WARPS=shape.warps,
+        TILES=tiles,
         programs_per_sm=shape.programs_per_sm,
         parts=parts,
         part_columns=part_columns,
-        slots=slots,
-        ahead=tiles - (1 if waits_alone else 2) if slots else 0,
+        SLOTS=slots,
+        AHEAD=tiles - (1 if waits_alone else 2) if slots else 0,
     )

@@ -91,7 +91,7 @@ def launch(loss: RowLoss, logits: Tensor, target: KernelTarget, rows: Rows) -> L
             inputs, factors = objective.run(rows.outputs, inputs, factor, grad is not None, column_logprobs)
     before = grad.gather(1, at.local).float() if at is not None and grad is not None and rows.accumulate else None
     if gathered is None or grad is not None:
-        spec = spec._replace(ACCUMULATE=rows.accumulate)
+        spec = replace(spec, ACCUMULATE=rows.accumulate)
         gradient = cached_launch(kernels.loss_and_gradient_kernel, WIDTH=width, SPEC=spec, **options)
         pointers = (logits, target, gathered, inverse_of_grad, inputs, rows.outputs, grad)
         strides = Strides._make((*of_read, *of_grad))

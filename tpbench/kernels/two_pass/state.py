@@ -6,43 +6,27 @@ Tiles are (ROWS, BLOCK). A program works on one row on a GPU, and on many in Tri
 operation and not per element.
 """
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
 from tpbench.kernels.cached_launch import INTERPRETED
-from tpbench.kernels.kernel_arguments import Scales, TopTarget
+from tpbench.kernels.kernel_arguments import LossConstants, Scales, TopTarget
 from tpbench.kernels.row_terms import LEAST_REST, Teacher, merge_two, reference, state_of, weigh
 
 
-class TwoPassSpec(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class TwoPassSpec(LossConstants):
     """The constants that a two-pass kernel is compiled for. Kernels receive it as the constant `SPEC`."""
 
-    LOSS: str
-    SMOOTHED: bool
-    """Labels are smoothed."""
-    ENTROPY: bool
-    """The entropy of each row is wanted."""
-    Z_LOSS: bool
     ROWS: int
     BLOCK: int = 1
-    SOFTCAP: float = 0.0
-    """0: no cap."""
-    TARGET_SOFTCAP: float = 0.0
     ACCUMULATE: bool = False
     """The kernel adds to the gradient instead of overwriting it."""
     WIDE: bool = False
     """Columns times their stride exceed 2^31."""
-    BETA: float = 0.0
-    """For jsd: the weight of the target distribution."""
-    TOP_K: int = 0
-    """The teacher's columns of a row. 0: the target is of another kind."""
-    TOP_BLOCK: int = 0
-    """A power of two, at least TOP_K."""
-    TOP_LOSS: str = ""
-    BUCKET: bool = False
-    """The columns outside of the top k are one more column."""
     TEMPERATURES: bool = False
     """Rows have their own temperatures: `Scales` of a program has (ROWS,) factors (see `scales_of_rows`)."""
 
