@@ -17,7 +17,7 @@ from tpbench.measure import machine
 from tpbench.report.command import main as report
 from tpbench.results.read import load
 from tpbench.settings import JobError, user_path
-from tpbench.suggestions import printable, unknown
+from tpbench.suggestions import counted, printable, unknown
 from tpbench.tables import aligned_lines
 from tpbench.workloads import workloads
 
@@ -86,8 +86,9 @@ def _test(names: Sequence[str], overrides: Sequence[str]) -> int:
     print(*aligned_lines(("workload", "variant", "result", "error", "reason"), lines), sep="\n")
     failed = sum(line[2] == "FAIL" for line in lines)
     if failed:
-        print(f"{failed} variants fail; rows and logs are in {folder}")
+        print(f"{counted(failed, 'variant')} failed; rows and logs are in {folder}")
     else:
+        print(f"No variant failed, so the rows and logs in {folder} are removed.")
         shutil.rmtree(folder)
     return int(failed > 0)
 

@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     content = _content(frame, options)
     if options.repeat is None and (older := len(frame) - len(newest(frame))):
         left_out = f"{older} older {'row is' if older == 1 else 'rows are'} not shown"
-        print(f"report: {left_out}, because a newer one is of the same cell: see --only sweep_id=ID", file=sys.stderr)
+        print(f"tpbench: {left_out}, because a newer one is of the same cell: see --only sweep_id=ID", file=sys.stderr)
     command_line.write(content, options, options.study or options.plot or "")
     return 0
 

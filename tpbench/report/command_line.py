@@ -105,7 +105,7 @@ def rows_of(place: str) -> str:
         return str(own)
     if not any(reference.rglob("*.parquet")):
         return place
-    print(f"report: {place} has no rows of your own, so these are the reference rows in {reference}", file=sys.stderr)
+    print(f"tpbench: {place} has no rows of your own, so these are the reference rows in {reference}", file=sys.stderr)
     return str(reference)
 
 
@@ -148,7 +148,7 @@ def write(content: Document | Picture | str, options: argparse.Namespace, name: 
     elif isinstance(content, Document):
         on_screen = output is None and form in ("text", "markdown") and sys.stdout.isatty() and sys.stderr.isatty()
         for warning in () if on_screen else content.warnings:
-            print(f"report: warning: {warning}", file=sys.stderr)
+            print(f"tpbench: warning: {warning}", file=sys.stderr)
         if form == "text" and output is None:
             console = Console()  # detects a terminal and its colours
             with console.capture() as capture:  # rich itself would end the process if the pipe is closed
@@ -158,7 +158,7 @@ def write(content: Document | Picture | str, options: argparse.Namespace, name: 
             content = TABLES[form](content)
     if output is not None:
         output.write_text(content, encoding="utf-8", newline="")
-        print(f"report: wrote {output}", file=sys.stderr)
+        print(f"tpbench: wrote {output}", file=sys.stderr)
         return
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for characters that the terminal cannot show

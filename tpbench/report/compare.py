@@ -45,16 +45,18 @@ def main(arguments: Sequence[str]) -> int:
     gone = [(name, old[-1]) for name, old, new in pairs if not (new or options.allow_missing or remark)]
     lost = [name for name, row in gone if row["status"] == "ok" and row["hardware"] in machines]
     others = [change for change in comparison.changes if change.verdict == changes.INCOMPARABLE]
-    for reason, count in Counter("; ".join(change.notes) for change in others).most_common(1):
+    # With a ratio, the first note is the reason, and the others are only remarks.
+    reasons = ["; ".join(change.notes[:1] if change.ratio else change.notes) for change in others]
+    for reason, count in Counter(reasons).most_common(1):
         which = f"{len(others)} of {len(comparison.changes)} cells could not be compared; {count} of them: {reason}"
-        print(f"report: warning: {which}", file=sys.stderr)
+        print(f"tpbench: warning: {which}", file=sys.stderr)
     if remark:
-        print(f"report: {remark}", file=sys.stderr)
+        print(f"tpbench: {remark}", file=sys.stderr)
     if not any(change.is_decided for change in comparison.changes):
         raise JobError("nothing was compared, so this is no pass")
     if lost:
         missing = f"{counted(len(lost), 'cell')} measured before and missing after, so this is no pass"
-        print(f"report: {missing}: {printable(', '.join(lost))} (--allow-missing accepts that)", file=sys.stderr)
+        print(f"tpbench: {missing}: {printable(', '.join(lost))} (--allow-missing accepts that)", file=sys.stderr)
     worse = any(change.fails for change in (*comparison.common[:1], *comparison.changes))
     return 1 if lost or worse else BLIND if comparison.blind else 0
 

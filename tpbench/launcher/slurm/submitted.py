@@ -14,7 +14,7 @@ from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.cluster import ENDED
 from tpbench.results.read import load, plain_rows
 from tpbench.settings import JobError, path_argument
-from tpbench.suggestions import printable, sentence_of, with_lines
+from tpbench.suggestions import counted, printable, sentence_of, with_lines
 from tpbench.worker.task import TASK_FILE
 
 SUBMITIT = "slurm"  # folder of submitit's files in the folder of a sweep
@@ -81,8 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cluster.drop_client_variables()
     try:
         if not (attempts := attempts_of(sweep)):
-            sweeps = "".join(f"\n{folder}" for folder in sorted(sweep.glob("sweeps/*/")))
-            parser.error(f"{sweep} is no sweep's folder: it contains no cells that this version understands{sweeps}")
+            sweeps = "\n".join(map(str, sorted(sweep.glob("sweeps/*/"))))
+            found = f". The sweeps in it are\n{sweeps}" if sweeps else ""
+            parser.error(f"{sweep} is no sweep's folder: it contains no cells that this version understands{found}")
         return _collect(attempts)
     except JobError as error:
         parser.error(str(error))
@@ -108,6 +109,6 @@ def _collect(attempts: Sequence[Attempt]) -> int:
             result = f"job {job_id}, {state}" if job_id else "no job runs it: run the sweep again with resume=true"
             busy += 1
         print(printable(f"{attempt.folder.name}: {cell}: {result}"))
-    cells = f"{len(attempts)} cell{'s' * (len(attempts) != 1)}"
+    cells = counted(len(attempts), "cell")
     print(f"{cells}: {len(attempts) - busy} done, {failed} of them failed, {busy} not done yet")
     return 3 if busy else int(failed > 0)

@@ -14,6 +14,7 @@ from tpbench.report.analysis import comparison
 from tpbench.report.analysis.comparison import Observation, Ratio, RunSpread, compare, value_of
 from tpbench.report.analysis.pairs import CellPair, differences, remarks
 from tpbench.report.analysis.row_values import MARKS, Metric, Record, caveat_mark
+from tpbench.suggestions import counted
 from tpbench.tables import value_text
 
 ALPHA = 0.05
@@ -122,10 +123,11 @@ class Comparison:
     def method(self) -> list[str]:
         """Return what the verdicts mean and the false-alarm rate, as sentences."""
         above, below = verdict_words(self.metric)
+        tested = counted(len(self.tested), "cell")
         return [
             f"{above}, {below}: {self.metric.name} differs by more than {100 * self.threshold:.3g}%, and a t test has "
-            f"p < {ALPHA - COMMON_ALPHA} after correction for {len(self.tested)} cells. {UNCLEAR}: runs may scatter "
-            "that much. `python -m tpbench docs reading` explains the columns.",
+            f"p < {ALPHA - COMMON_ALPHA} after correction for {tested}. {UNCLEAR}: runs may scatter that much. "
+            "`python -m tpbench docs reading` explains the columns.",
             f"{FALSE_ALARMS}.",
         ]
 
@@ -173,7 +175,7 @@ def _judge(change: CellChange, made: Comparison, allowed: Collection[str]) -> tu
         return INCOMPARABLE, None, [MARKS[mark]]
     if ratio := compare(change.before, change.after, shown, made.spread):
         if ratio.p is None and abs(ratio.value - 1) > made.threshold:
-            return INCOMPARABLE, ratio, [*notes, "too few samples to tell: measure=default takes enough"]
+            return INCOMPARABLE, ratio, ["too few samples to tell: measure=default takes enough", *notes]
         return SAME, ratio, notes
     old, new = (level(side, shown) for side in (change.before, change.after))
     if old is None or new is None or not (0 <= old < math.inf and 0 <= new < math.inf):
