@@ -54,22 +54,20 @@ class CachedLaunch:
 
     def __call__(
         self, programs: int, pointers: tuple[Any, ...], integers: tuple[Any, ...], floats: tuple[float, ...] = (),
-        more_integers: tuple[int, ...] = (), varying: tuple[int, ...] = (),
+        more_integers: tuple[int, ...] = (),
     ) -> Any:  # fmt: skip
         """Queue the kernel on the current stream of the current device. Return what Triton compiled, or None.
 
-        A named tuple of tensors, integers or floats is one argument of the kernel. varying: integers at the end. The
-        kernel lists them in `do_not_specialize`, so one compiled kernel serves all their values of 32 or of 64 bits.
+        A named tuple of tensors, integers or floats is one argument of the kernel.
         """
         # Triton would compile an integer among the floats as an integer.
         numbers = map(float, floats)
         floats = (floats._make(numbers),) if hasattr(floats, "_make") else tuple(numbers)
-        arguments = (*pointers, *integers, *floats, *more_integers, *varying)
+        arguments = (*pointers, *integers, *floats, *more_integers)
         if not isinstance(self.kernel, JITFunction):  # Triton's interpreter
             return self.kernel[(programs,)](*arguments, **self.constants)
         alike = tuple([_kind_of_pointer(pointer) for pointer in pointers])
-        widths = tuple([integer.bit_length() // 32 for integer in varying])  # Triton passes 32 bits if they suffice
-        kind = (driver.active.get_current_device(), alike, integers, more_integers, widths)
+        kind = (driver.active.get_current_device(), alike, integers, more_integers)
         compiled = self._compiled.get(kind)
         if compiled is not None:
             compiled[programs, 1, 1](*arguments, *self.constants_in_place)

@@ -65,15 +65,6 @@ def test_a_call_of_the_same_kind_skips_what_triton_would_do_again(
     assert isinstance(gpu.launched[1].arguments[4], float)
 
 
-def test_integers_that_the_kernel_is_not_specialised_for_make_one_kind(gpu: FakeGpu) -> None:
-    launch = CachedLaunch(JITFunction(_kernel, do_not_specialize=["step", "scale", "late"]), SIZE=4, FLAG=True)
-    for number in (1, 16, 7, 2**31 - 1):
-        launch(3, (X, Y), (5,), varying=(number, number, 0))
-    assert gpu.bound == 1 and [launched.arguments[3] for launched in gpu.launched] == [1, 16, 7, 2**31 - 1]
-    launch(3, (X, Y), (5,), varying=(2**31, 1, 0))
-    assert gpu.bound == 2 and len(gpu.compiled) == 2
-
-
 ARGUMENTS = st.fixed_dictionaries(
     {},
     optional={
