@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
 
-import torch
 from torch import Tensor
 
 from tpbench.kernels import symmetric
@@ -25,15 +23,24 @@ def launch_rows(loss: RowLoss, logits: Tensor, target: KernelTarget, rows: Rows)
 
     Raises RuntimeError or ValueError if an exchange or an algorithm that was asked for by name cannot do it.
     """
+    algorithm, exchange = loss.algorithm, loss.exchange
     if not len(logits):
         two_pass.reduced(rows, None)
         return LaunchRecord(loss.two_pass_algorithm, 0)
-    peers = _peers(loss, logits.device)
-    if peers is not None:
-        how = _one_pass(loss, None if peers == "one rank" else peers, logits, target, rows)
-        if not isinstance(how, str):
+    if algorithm == "one_read" or (algorithm == "auto" and exchange != "nccl"):
+        peers: symmetric.PeerWorkspace | str | None = None  # one rank exchanges nothing
+        if INTERPRETED:
+            peers = "needs CUDA devices, not Triton's interpreter"
+        elif loss.group is not None and loss.vocabulary.world_size > 1:
+            peers = symmetric.workspace(loss.group, logits.device)
+            peers = f"is not available: {peers}; use exchange='nccl' or 'auto'" if isinstance(peers, str) else peers
+        if isinstance(peers, str):
+            if algorithm == "one_read" or exchange == "symmetric":
+                asked = "algorithm='one_read'" if algorithm == "one_read" else "exchange='symmetric'"
+                raise RuntimeError(f"{asked} {peers}")
+        elif not isinstance(how := _one_pass(loss, peers, logits, target, rows), str):
             return how
-        if loss.algorithm == "one_read":
+        elif algorithm == "one_read":
             raise ValueError(f"algorithm='one_read' cannot do this: {how}; use 'auto', 'two_kernels' or 'two_reads'")
     with launching(logits.device):
         return two_pass.launch(loss, logits, target, rows)
@@ -45,10 +52,9 @@ def _one_pass(
     """Launch the kernel that reads each logit once, or return the reason why none can do it."""
     if rows.accumulate:
         return "it accumulates into no tensor"
-    caps = [cap for cap in (loss.softcap, loss.target_softcap) if cap]
-    if not all(SOFTCAPS[0] <= cap <= SOFTCAPS[1] for cap in caps):
+    if loss.softcap and not SOFTCAPS[0] <= loss.softcap <= SOFTCAPS[1]:  # also that of target logits, if they have one
         return "a softcap must be from {:g} to {:g} for the precision of its formula".format(*SOFTCAPS)
-    if loss.top[0] and (loss.wants_entropy or caps):
+    if loss.top[0] and (loss.wants_entropy or loss.softcap):
         return "it has no softcap and no entropy against a teacher's top k"
     if rows.inputs.row_temperature is not None:
         return "it has one temperature for all rows"
@@ -73,27 +79,3 @@ def _one_pass(
         two_pass.reduced(rows, rows.inverse_count)
     relaunch = launch if rows.inverse_count is None else None
     return LaunchRecord("one_read", prepared.tiling.block, prepared.bytes_sent, (kernel,), relaunch)
-
-
-def _peers(loss: RowLoss, device: torch.device) -> symmetric.PeerWorkspace | Literal["one rank"] | None:
-    """Return the workspace through which ranks exchange inside a one-pass kernel.
-
-    "one rank": ranks exchange nothing. None: the two-pass kernels compute the loss.
-    """
-    algorithm, exchange = loss.algorithm, loss.exchange
-    if algorithm in ("two_reads", "two_kernels") or (exchange == "nccl" and algorithm == "auto"):
-        return None
-    by_name = algorithm == "one_read" or exchange == "symmetric"
-    asked = "algorithm='one_read'" if algorithm == "one_read" else "exchange='symmetric'"
-    if INTERPRETED:
-        if by_name:
-            raise RuntimeError(f"{asked} needs CUDA devices, not Triton's interpreter")
-        return None
-    if loss.group is None or loss.vocabulary.world_size == 1:
-        return "one rank"
-    workspace = symmetric.workspace(loss.group, device)
-    if not isinstance(workspace, str):
-        return workspace
-    if by_name:
-        raise RuntimeError(f"{asked} is not available: {workspace}; use exchange='nccl' or 'auto'")
-    return None
