@@ -81,7 +81,7 @@ def options(given: Options) -> None:
             "'two_kernels', 'one_read' or 'auto'"
         )
     if given.objective is not None and (algorithm not in ("auto", "two_kernels") or exchange == "symmetric"):
-        needs = f"loss={given.shown_loss} needs algorithm='two_kernels' or 'auto'"
+        needs = f"loss={given.objective or given.loss!r} needs algorithm='two_kernels' or 'auto'"
         raise ValueError(f"{needs}, and exchange='nccl' or 'auto'")
     needed = {"two_kernels": ("nccl",), "one_read": ("symmetric", "yielding")}.get(algorithm)
     if several and needed and exchange not in ("auto", *needed):
@@ -103,7 +103,7 @@ def _option(
         for each in value if isinstance(default, tuple) else (value,):
             number(name, each, **limits)
     if given.loss not in losses and (tuple(value) if isinstance(default, tuple) else value) != default:
-        raise ValueError(f"{name} {role}: it must be {default} for loss={given.shown_loss}, got {value}")
+        raise ValueError(f"{name} {role}: it must be {default} for loss={given.objective or given.loss!r}, got {value}")
 
 
 def tensor(
@@ -162,8 +162,7 @@ def memory(name: str, value: Any) -> None:
             f"{name} must have memory of its own, got {type(value).__name__}{waiting}. Tensors of torch.func and "
             "parameters that FSDP has freed, outside of their module's forward, have none"
         )
-    is_dual = forward_ad._current_level >= 0 and forward_ad.unpack_dual(value).tangent is not None  # type: ignore[no-untyped-call]
-    if is_dual:
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(value).tangent is not None:  # type: ignore[no-untyped-call]
         raise NotImplementedError(f"{name} has a tangent, but the losses have no forward-mode derivatives")
 
 
@@ -187,9 +186,9 @@ def _target(value: Any, given: Options, rows: int, columns: int, device: torch.d
 
 def rows(given: Options, arguments: Mapping[str, Any], rows: int, device: torch.device) -> RowInputs:
     """Return the tensors of rows that kernels receive. Raise unless a call's are valid."""
-    temperature = given.temperature if isinstance(given.temperature, Tensor) else None
+    shown, temperature = given.objective or given.loss, given.temperature
     inputs = RowInputs(**{name: arguments.get(name) for name in RowInputs._fields if name != "row_temperature"})
-    inputs = inputs._replace(row_temperature=temperature)
+    inputs = inputs._replace(row_temperature=temperature if isinstance(temperature, Tensor) else None)
     for name, value in inputs._asdict().items():
         name = "temperature" if name == "row_temperature" else name
         if value is not None:
@@ -198,7 +197,7 @@ def rows(given: Options, arguments: Mapping[str, Any], rows: int, device: torch.
                 raise ValueError(f"{name} must be contiguous, got stride {value.stride()}")
         if value is not None and name in POLICY_TENSORS and given.loss != "policy":
             where = "" if given.objective is None else ". A function gets its tensors of rows by row_inputs"
-            raise ValueError(f"{name} belongs to loss='policy': it must be None for loss={given.shown_loss}{where}")
+            raise ValueError(f"{name} belongs to loss='policy': it must be None for loss={shown!r}{where}")
         needed = name in ("old_logprobs", "advantages") or (name == "ref_logprobs" and given.kl_weight)
         if value is None and needed and given.loss == "policy":
             raise TypeError(f"{name} must be a tensor for loss='policy'{' with kl_weight' * (name[0] == 'r')}")
@@ -260,7 +259,7 @@ def entropy_tensors(logits: Any, target: Any, given: Options, grad: Any) -> None
 
 def overwritten(name: str, written: Tensor, target: Tensor | TopK) -> None:
     """ValueError if the target shares memory with what is written over. The same tensor may: reads come first."""
-    for read in (target.values, target.indices) if isinstance(target, TopK) else (target,):
+    for read in target[:2] if isinstance(target, TopK) else (target,):
         if _share_memory(written, read) and not written.is_set_to(read):
             raise ValueError(f"target must not share memory with {name}, which are written over, unless it is the same")
 
@@ -276,7 +275,7 @@ def linear_tensors(
     tensor("weight", weight, ("local vocab", hidden.shape[1]), (hidden.dtype,), device)
     if bias is not None:
         tensor("bias", bias, (len(weight),), (weight.dtype,), device)
-    if given.loss not in LABEL_LOSSES and isinstance(target, (tuple, list)):
+    if given.loss not in LABEL_LOSSES and isinstance(target, (tuple, list)) and not isinstance(target, TopK):
         if len(target) != 2:
             raise ValueError(f"target must be (teacher_hidden, teacher_weight) or logits, got {len(target)} values")
         tensor("teacher_hidden", target[0], (len(hidden), "h"), FLOATS, device)

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
-from torch.utils._pytree import GetAttrKey, register_pytree_node, tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from tpbench.kernels import checks
-from tpbench.kernels.linear.function import LinearEntropyLossResult, linear_entropy_loss
-from tpbench.kernels.row_loss import TopK
+from tpbench.kernels.linear.function import linear_entropy_loss
 from tpbench.kernels.two_pass.launch import scale_rows
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-register_pytree_node(
-    TopK,
-    lambda top: ([top.values, top.indices], top.tail),
-    lambda of, tail: TopK(*of, tail),  # type: ignore[call-arg]
-    flatten_with_keys_fn=lambda top: (
-        [(GetAttrKey(name), getattr(top, name)) for name in ("values", "indices")],
-        top.tail,
-    ),
-)
 
 
 def outside_of_graphs(function: Function) -> Function:
@@ -44,10 +35,10 @@ class GradientsInForward(torch.autograd.Function):
     """A loss whose forward computes the gradients of its inputs, and whose backward scales them in place."""
 
     @staticmethod
-    def forward(ctx: Any, compute: Callable[..., Any], *inputs: Any) -> Tensor:
-        """`compute` returns the loss, the gradient of each input, and the factor that the gradients contain."""
+    def forward(ctx: Any, compute: Callable[[], Any], stored_scale: float, *inputs: Any) -> Tensor:
+        """`compute` returns the loss and the gradients of the inputs. stored_scale: the factor that these contain."""
         loss: Tensor
-        loss, ctx.gradients, ctx.stored_scale = compute(*inputs)
+        (loss, ctx.gradients), ctx.stored_scale = compute(), stored_scale
         return loss
 
     @staticmethod
@@ -60,25 +51,24 @@ class GradientsInForward(torch.autograd.Function):
         for gradient in gradients:
             if gradient is not None:
                 scale_rows(gradient.view(1, -1) if gradient.dim() == 1 else gradient, upstream, ctx.stored_scale)
-        return (None, *gradients)
+        return (None, None, *gradients)
 
 
 class GradientsInBackward(torch.autograd.Function):
-    """A linear loss whose backward computes the logits again, and the gradients from them."""
+    """A linear loss whose backward, if it comes, computes the logits again, and the gradients from them."""
 
     @staticmethod
     def forward(
-        ctx: Any, keep: Callable[..., Any], others: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None
+        ctx: Any, kept: Callable[..., Any], others: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None
     ) -> Any:
-        """`keep` receives the result. `others`: the target, and the other arguments of the function by name."""
+        """`kept` receives the result. `others`: the target, and the other arguments of the function by name."""
         # Autograd then raises an error if a tensor is changed before backward.
         leaves, ctx.tree = tree_flatten(others)
         tensors = [leaf if isinstance(leaf, Tensor) else None for leaf in leaves]
         ctx.save_for_backward(hidden, weight, bias, *tensors)
         ctx.leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         target, named = others
-        result = result_of(False, target, named, hidden, weight, bias)
-        keep(result)
+        result = kept(linear_entropy_loss(hidden, weight, target, bias=bias, grad=False, **named))
         ctx.rows = len(result.row_loss)
         return (result.loss, result.entropy) if named.get("entropy") else result.loss
 
@@ -92,14 +82,6 @@ class GradientsInBackward(torch.autograd.Function):
         named["row_grad"] = upstream.float().expand(ctx.rows).contiguous()
         if entropy_upstream:
             named["entropy_grad"] = entropy_upstream[0].float().contiguous()
-        result = result_of(True, target, named, hidden, weight, bias)
+        wanted: Any = list(itertools.compress(checks.LINEAR_INPUTS, ctx.needs_input_grad[2:]))
+        result = linear_entropy_loss(hidden, weight, target, bias=bias, grad=wanted, **named)
         return None, None, result.grad_hidden, result.grad_weight, result.grad_bias
-
-
-def result_of(
-    learns: bool, target: Any, named: dict[str, Any], hidden: Tensor, weight: Tensor, bias: Tensor | None
-) -> LinearEntropyLossResult:
-    """Return the result of `linear_entropy_loss`, with the gradients of the inputs that need one if it learns."""
-    inputs = zip(checks.LINEAR_INPUTS, (hidden, weight, bias), strict=True)
-    grad: Any = [name for name, tensor in inputs if learns and tensor is not None and tensor.requires_grad]
-    return linear_entropy_loss(hidden, weight, target, bias=bias, grad=grad, **named)

@@ -199,5 +199,5 @@ def entropy_loss(
     accumulate = isinstance(grad, Tensor)
     rows = Rows.of_call(loss_of_row, n_rows, device, inputs, divisor, gradient, accumulate, objective)
     how = launch_rows(loss_of_row, logits, of_target, rows)
-    metrics = None if objective is None else objective.metrics
+    metrics = None if objective is None else {name: values for name, (values,) in objective.metrics.items()}
     return EntropyLossResult(rows.loss, *rows.outputs, rows.grad, how, metrics=metrics)

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from tpbench.kernels import checks, compiled
-from tpbench.kernels.cached_launch import Remembered
-from tpbench.kernels.derivatives import GradientsInBackward, GradientsInForward, outside_of_graphs, result_of
+from tpbench.kernels.derivatives import GradientsInBackward, GradientsInForward, outside_of_graphs
 from tpbench.kernels.entropy import EntropyLossResult, entropy_loss
 from tpbench.kernels.linear.function import linear_entropy_loss
-from tpbench.kernels.repeated_call import PLAIN, RepeatedCall, form_of, is_repeatable
+from tpbench.kernels.objective import OF_EVERY_LOSS
+from tpbench.kernels.repeated_call import PLAIN, RepeatedCalls, form_of
 from tpbench.kernels.row_loss import LossResult, Options, TopK, Vocabulary
 
-_OF_EVERY_LOSS = ("row_weight", "temperature", "divisor", "sequence_lengths", "columns")
-"""What a call may have beside its target and the tensors of rows of its loss."""
+Result = TypeVar("Result", bound=LossResult)
 
 
 class _LossModule(torch.nn.Module):
@@ -37,7 +35,7 @@ class _LossModule(torch.nn.Module):
         super().__init__()
         parameters = inspect.signature(function).parameters.values()
         defaults = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
-        made |= {"row_grad", "entropy_grad", "row_inputs", *_OF_EVERY_LOSS, *checks.POLICY_TENSORS} - {"temperature"}
+        made |= {"row_grad", "entropy_grad", "row_inputs", *OF_EVERY_LOSS, *checks.POLICY_TENSORS} - {"temperature"}
         known = defaults.keys() - made
         if unknown := sorted(settings.keys() - known):
             name = type(self).__name__
@@ -56,41 +54,38 @@ class _LossModule(torch.nn.Module):
         self.correct: Tensor | None = None
         """With correct=True: whether each row's label had the largest logit in the last call, (rows,) bool."""
 
-    def arguments(self, rows: dict[str, Any]) -> dict[str, Any]:
-        """Return the settings and what a call got beside its target, as arguments of the module's function."""
-        if self.options.objective is None:
-            return {**self.settings, **rows}
-        others = {name: rows[name] for name in _OF_EVERY_LOSS if name in rows}
-        of_function = {name: rows[name] for name in rows if name not in others}
-        return {**self.settings, **others, "row_inputs": of_function}
-
     def __deepcopy__(self, memo: dict[int, Any]) -> _LossModule:
         """Return the module itself: it has no state, and a process group cannot be copied."""
         return self
 
-    def keep(self, result: LossResult) -> None:
+    def kept(self, result: Result) -> Result:
         """Keep what a call returns beside its loss. torch takes long to set an attribute, so None isn't set again."""
         if result.metrics is not self.metrics or result.correct is not self.correct:
             self.metrics, self.correct = result.metrics, result.correct
+        return result
 
-    def check(self, target: Any, rows: dict[str, Any], **inputs: Any) -> None:
-        """Raise if a tensor has no memory, if a target needs a gradient, or if the call has an unknown argument.
+    def arguments(self, target: Any, rows: dict[str, Any], **inputs: Any) -> dict[str, Any]:
+        """Return the settings and what a call got beside its target, as arguments of the module's function.
 
-        Masks and other tensors of `rows` that the kernels read in fp32 become that.
+        Raise if a tensor has no memory, if a target needs a gradient, or if the call has an unknown argument. Masks and
+        other tensors of rows that the kernels read in fp32 become that.
         """
-        of_kernels = ("row_weight", "temperature", *(() if self.options.objective else checks.POLICY_TENSORS))
-        takes = (*_OF_EVERY_LOSS, *checks.POLICY_TENSORS)
-        if self.options.objective is None and (wrong := sorted(rows.keys() - takes)):
+        takes = (*OF_EVERY_LOSS, *(() if self.options.objective else checks.POLICY_TENSORS))
+        others = {name: rows[name] for name in sorted(rows.keys() - takes)}
+        if others and self.options.objective is None:
             raise TypeError(
-                f"a call has no argument {', '.join(wrong)}: {type(self).__name__}() takes settings, and a call "
+                f"a call has no argument {', '.join(others)}: {type(self).__name__}() takes settings, and a call "
                 f"{', '.join(takes)}"
             )
         targets = _tensors_of(target) | {name: value for name, value in rows.items() if isinstance(value, Tensor)}
         for name, tensor in (inputs | targets).items():
             checks.memory(name, tensor)  # torch.func would raise another error before the function's checks
         _refuse_learning(targets)
-        for name in rows.keys() & of_kernels:
-            rows[name] = rows[name].float() if isinstance(rows[name], Tensor) else rows[name]
+        named = self.settings | {name: value for name, value in rows.items() if name not in others}
+        for name in ("row_weight", "temperature", *checks.POLICY_TENSORS):
+            if isinstance(named.get(name), Tensor):
+                named[name] = named[name].float()
+        return named if self.options.objective is None else {**named, "row_inputs": others}
 
     def local(self, name: str, value: Any, dimension: int, or_replicated: bool = False) -> Any:
         """Return this rank's tensor of a DTensor that the module's group shards along a dimension.
@@ -166,8 +161,7 @@ class EntropyLoss(_LossModule):
         self.in_place = in_place
         in_graphs = self.options.objective is None and not self.options.correct
         self.text = compiled.text_of(self.settings) if in_graphs else None
-        self.remembered: dict[Hashable, RepeatedCall] = Remembered()
-        """The calls that later ones of the same form repeat."""
+        self.remembered = RepeatedCalls()
 
     def extra_repr(self) -> str:
         return ", ".join(filter(None, [super().extra_repr(), "in_place=True" if self.in_place else ""]))
@@ -191,12 +185,14 @@ class EntropyLoss(_LossModule):
         logits = self.local("logits", logits, 1)
         learns = _learns(logits)
         call = self.call_of(logits, target, rows, learns)
-        if learns:
-            return GradientsInForward.apply(functools.partial(self._with_gradient, call, target, rows), logits)
-        result = call(logits, target, rows)
-        self.keep(result)
-        loss: Tensor = result.loss
-        return loss
+
+        def compute() -> tuple[Tensor, tuple[Tensor | None]]:
+            result = self.kept(call(logits, target, rows))
+            return result.loss, (result.grad,)
+
+        if not learns:
+            return compute()[0]
+        return GradientsInForward.apply(compute, self.options.stored_scale(len(logits), logits.dtype), logits)
 
     def call_of(
         self, logits: Tensor, target: Tensor | TopK, rows: dict[str, Any], learns: bool
@@ -207,33 +203,25 @@ class EntropyLoss(_LossModule):
         """
         named = {"learns": learns, "may_learn": torch.is_grad_enabled()}
         form_of_call = form_of(logits, target, rows | named)
-        repeated: RepeatedCall | None = self.remembered.get(form_of_call)
+        repeated = self.remembered.get(form_of_call)
         if repeated is not None:
             return repeated
-        self.check(target, rows, logits=logits)
+        arguments = self.arguments(target, rows, logits=logits)
         self.check_columns("logits", logits.shape[-1] if logits.dim() else 0, logits.device)
-        is_plain = form_of_call is not None and form_of_call == form_of(logits, target, rows | named)
         if learns and rows.get("sequence_lengths") is not None and self.options.reduction == "none":
             raise ValueError("reduction must be 'mean' or 'sum' with sequence_lengths: a loss depends on other rows")
 
         def first_call(logits: Tensor, target: Any, rows: dict[str, Any]) -> EntropyLossResult:
-            named = self.arguments(rows)
-            named["grad"] = "none" if not learns else "in_place" if self.in_place else "new"
+            arguments["grad"] = "none" if not learns else "in_place" if self.in_place else "new"
             if learns:
-                named["grad_scale"] = self.options.grad_scale * self.options.stored_scale(len(logits), logits.dtype)
-            result = entropy_loss(logits, target, **named)
-            if is_plain and is_repeatable(result, target, **named):
-                self.remembered[form_of_call] = RepeatedCall(result, named)
+                scale = self.options.stored_scale(len(logits), logits.dtype)
+                arguments["grad_scale"] = self.options.grad_scale * scale
+            result = entropy_loss(logits, target, **arguments)
+            if all(arguments.get(name) is value for name, value in rows.items()):  # the kernels read these tensors
+                self.remembered.add(form_of_call, result, target, arguments)
             return result
 
         return first_call
-
-    def _with_gradient(
-        self, call: Callable[..., EntropyLossResult], target: Any, rows: dict[str, Any], logits: Tensor
-    ) -> tuple[Tensor, tuple[Tensor | None], float]:
-        result = call(logits, target, rows)
-        self.keep(result)
-        return result.loss, (result.grad,), self.options.stored_scale(len(logits), logits.dtype)
 
 
 class LinearEntropyLoss(_LossModule):
@@ -275,40 +263,33 @@ class LinearEntropyLoss(_LossModule):
         of_hidden = {"hidden_sharded": placements[0].is_shard(0)} if placements else {}
         hidden = self.local("hidden", hidden, 0, or_replicated=True)
         inputs = {"hidden": hidden, "weight": weight} | ({} if bias is None else {"bias": bias})
-        self.check(target, rows, **inputs)
+        named = self.arguments(target, rows, **inputs) | of_hidden
         device = hidden.device.type
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
-            if isinstance(target, (tuple, list)):
+            if isinstance(target, (tuple, list)) and not isinstance(target, TopK):
                 target = cast("Any", tuple([tensor.to(dtype) for tensor in target]))
             hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
         self.check_columns("weight", len(weight) if weight.dim() else 0, weight.device)
-        others = target, {**self.arguments(rows), **of_hidden}
         recompute = self.options.reduction == "none" or self.options.entropy or hidden.dtype == torch.float16
-        with torch.autocast(device, enabled=False):
-            if not any(map(_learns, inputs.values())):
-                result = result_of(False, *others, hidden, weight, bias)
-                self.keep(result)
-                return (result.loss, cast("Tensor", result.entropy)) if self.options.entropy else result.loss
-            if recompute:
-                return GradientsInBackward.apply(self.keep, others, hidden, weight, bias)
-            return GradientsInForward.apply(functools.partial(self._with_gradients, *others), hidden, weight, bias)
+        learning: Any = [name for name, tensor in inputs.items() if _learns(tensor)]
 
-    def _with_gradients(
-        self, target: Any, named: dict[str, Any], *inputs: Any
-    ) -> tuple[Tensor, tuple[Tensor | None, ...], float]:
-        result = result_of(True, target, named, *inputs)
-        self.keep(result)
-        return result.loss, (result.grad_hidden, result.grad_weight, result.grad_bias), 1.0
+        def compute() -> tuple[Tensor, tuple[Tensor | None, ...]]:
+            result = self.kept(linear_entropy_loss(hidden, weight, target, bias=bias, grad=learning, **named))
+            return result.loss, (result.grad_hidden, result.grad_weight, result.grad_bias)
+
+        with torch.autocast(device, enabled=False):
+            if recompute or not learning:
+                return GradientsInBackward.apply(self.kept, (target, named), hidden, weight, bias)
+            return GradientsInForward.apply(compute, 1.0, hidden, weight, bias)
 
 
 def _tensors_of(target: Any) -> dict[str, Any]:
     """Return the tensors of a target by name."""
-    if isinstance(target, TopK):
-        return {"target.values": target.values, "target.indices": target.indices}
-    if isinstance(target, (tuple, list)):
-        return dict(zip(("teacher_hidden", "teacher_weight"), target, strict=False))
-    return {"target": target}
+    if not isinstance(target, (tuple, list)):
+        return {"target": target}
+    names = ("target.values", "target.indices") if isinstance(target, TopK) else ("teacher_hidden", "teacher_weight")
+    return dict(zip(names, target, strict=False))
 
 
 def _learns(tensor: Any) -> bool:

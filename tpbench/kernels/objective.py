@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import EllipsisType
 from typing import Any
 
 import torch
@@ -26,10 +26,9 @@ DIFFERENTIATED = ("logprobs", "entropy", "column_logprobs")
 """The parameters that carry gradients."""
 COMPUTED = (*DIFFERENTIATED, "sequences")
 """The parameters that the kernels and the call compute."""
-RESERVED = (
-    "hidden", "logits", "weight", "target", "bias", "divisor", "temperature", "row_weight", "sequence_lengths",
-    "columns",
-)  # fmt: skip
+OF_EVERY_LOSS = ("row_weight", "temperature", "divisor", "sequence_lengths", "columns")
+"""What the call of a module may have beside its inputs, its target and the tensors of rows of its loss."""
+RESERVED = ("hidden", "logits", "weight", "target", "bias", *OF_EVERY_LOSS)
 """Arguments of a call, which no parameter of a function may be called."""
 
 
@@ -138,22 +137,77 @@ def _recording(wanted: bool) -> Iterator[None]:
         yield
 
 
+_agreed: dict[Any, bool] = Remembered()
+"""The forms of calls whose tensors of rows the ranks have compared."""
+
+
 @dataclass(frozen=True)
 class RowObjective:
-    """An objective with the tensors of all rows of a call."""
+    """An objective with the tensors of rows of a call, or of a chunk."""
 
     objective: Objective
     inputs: Mapping[str, Tensor]
     ignored: Tensor
     """(rows,) bool: the rows that do not count."""
     lengths: tuple[int, ...]
-    """The lengths of the sequences of the rows that `run` works on."""
-    rows: slice | EllipsisType = ...
-    """The rows that `run` works on."""
+    """The lengths of the sequences of the rows."""
     columns: Tensor | None = None
     """(rows, k): the columns whose log-probabilities the function takes."""
-    metrics: dict[str, Tensor] = field(default_factory=dict)
-    """The function's metrics, (rows,) each, which `run` stores."""
+    metrics: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+    """The function's metrics. `run` adds the tensor of its rows to each."""
+
+    @classmethod
+    def of_call(
+        cls, objective: Objective, arguments: Mapping[str, Any], ignored: Tensor, vocab_size: int,
+        group: dist.ProcessGroup | None,
+    ) -> RowObjective:  # fmt: skip
+        """Return an objective with a call's tensors of rows. arguments: the call's, by name.
+
+        The first call of a function with this number of rows is collective. In it ranks try the function, and compare
+        the shapes and dtypes of its tensors: one rank's error is raised on all. Later an error is raised on its own
+        rank alone, as other errors of arguments are, because ranks cannot know of it without a collective in each call.
+        Columns on a GPU are read in the first call only: later the host does not wait for them.
+        """
+        row_inputs, lengths = arguments["row_inputs"] or {}, arguments["sequence_lengths"]
+        columns, rows, device = arguments["columns"], len(ignored), ignored.device
+        form_of_call = objective.name, objective.needed, objective.optional, rows, group
+        is_new = form_of_call not in _agreed
+        several = is_new and group is not None and group.size() > 1
+        error: Exception | None = None
+        forms: dict[str, Any] = {}
+        try:
+            objective.check(row_inputs, rows, lengths, columns, device)
+            if columns is not None and (is_new or device.type == "cpu"):
+                outside = ((columns < 0) | (columns >= vocab_size)) & ~ignored[:, None]
+                if outside.any():
+                    raise ValueError(
+                        f"columns must be from 0 to {vocab_size - 1} in rows that count, got {columns[outside][0]}"
+                    )
+            if several and rows:
+                tensors = {**row_inputs, **({} if columns is None else {"columns": columns})}
+                forms = {name: [str(values.dtype), *values.shape] for name, values in sorted(tensors.items())}
+                forms["sequence_lengths"] = lengths and list(lengths)
+                copies = {name: values.clone() for name, values in row_inputs.items()}
+                zeros = torch.zeros(rows, device=device)
+                of_columns = None if columns is None else torch.zeros(columns.shape, device=device)
+                trial = cls(objective, copies, ignored, tuple(lengths or ()))
+                trial.run(RowOutputs(zeros.clone(), zeros, zeros), RowInputs(), 1.0, True, of_columns)
+        except (RuntimeError, TypeError, ValueError) as raised:
+            error = raised
+        if several:
+            assert group is not None
+            of_ranks = gather_values(["" if error is None else str(error), forms], group, device)
+            first = of_ranks[0][1]
+            for rank, (text, there) in enumerate(of_ranks):
+                name = next((name for name in there | first if there.get(name) != first.get(name)), "")
+                unequal = f"{name} differs between ranks: {first.get(name)} on rank 0, {there.get(name)} on rank {rank}"
+                if error is None and (text or name):
+                    error = ValueError(f"on rank {rank}: {text}" if text else unequal)
+        if error is not None:
+            raise error
+        if is_new:
+            _agreed[form_of_call] = True
+        return cls(objective, row_inputs, ignored, tuple(lengths or ()), columns)
 
     def run(
         self, outputs: RowOutputs, inputs: RowInputs, factor: float | Tensor, gradient: bool,
@@ -164,15 +218,13 @@ class RowObjective:
         Return the factors of the gradient by row, if one is wanted, and by log-probability, (rows, 1 + k): those of the
         labels first. factor: of the reduction, on the gradient.
         """
-        objective, ignored = self.objective, self.ignored[self.rows]
-        given = {name: values[self.rows].detach() for name, values in self.inputs.items()}
+        objective, ignored = self.objective, self.ignored
+        given = {name: values.detach() for name, values in self.inputs.items()}
         if "sequences" in objective.computed:
             given["sequences"] = sequence_numbers(self.lengths, ignored.device)
-        computed = dict(zip(DIFFERENTIATED, (outputs.logprobs, outputs.entropy, column_logprobs), strict=True))
+        computed = zip(DIFFERENTIATED, (outputs.logprobs, outputs.entropy, column_logprobs), strict=True)
         leaves = {
-            name: values.detach().requires_grad_(gradient)
-            for name, values in computed.items()
-            if values is not None and name in objective.computed
+            name: values.detach().requires_grad_(gradient) for name, values in computed if name in objective.computed
         }
         factors: dict[str, Tensor | None] = {}
         with _recording(gradient):
@@ -186,9 +238,7 @@ class RowObjective:
         losses = losses.detach() if inputs.row_weight is None else losses.detach() * inputs.row_weight
         outputs.loss.copy_(losses.masked_fill(ignored, 0.0))
         for name, values in metrics.items():
-            if name not in self.metrics:
-                self.metrics[name] = values.new_zeros(len(self.ignored))
-            self.metrics[name][self.rows] = values.masked_fill(ignored, 0)
+            self.metrics[name].append(values.masked_fill(ignored, 0))
         of_logprobs, of_entropy, of_columns = (factors.get(name) for name in DIFFERENTIATED)
         if of_logprobs is None:
             of_logprobs = torch.zeros_like(outputs.loss)
@@ -203,64 +253,3 @@ class RowObjective:
 def sequence_numbers(lengths: tuple[int, ...], device: torch.device) -> Tensor:
     """Return the number of each row's sequence, (rows,) int64. It is remembered, as a CUDA graph cannot copy lists."""
     return torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)).to(device)
-
-
-_agreed: dict[Any, bool] = Remembered()
-"""The forms of calls whose tensors of rows the ranks have compared."""
-
-
-def agree(
-    objective: Objective, row_inputs: Mapping[str, Any], ignored: Tensor, lengths: Sequence[int] | None, columns: Any,
-    vocab_size: int, group: dist.ProcessGroup | None,
-) -> None:  # fmt: skip
-    """Raise unless the tensors of rows fit the function, on every rank of the group if one rank's don't.
-
-    The first call of a function with this number of rows is collective. In it ranks try the function, and compare the
-    shapes and dtypes of its tensors. Later an error is raised on its own rank alone, as other errors of arguments are.
-    Columns on a GPU are read in the first call only: later the host does not wait for them.
-    """
-    rows, device = len(ignored), ignored.device
-    several = group is not None and group.size() > 1
-    form_of_call = (objective.name, objective.needed, objective.optional, rows, group)
-    is_new = form_of_call not in _agreed
-    error: Exception | None = None
-    forms: dict[str, Any] = {}
-    try:
-        objective.check(row_inputs, rows, lengths, columns, device)
-        if columns is not None and (is_new or device.type == "cpu"):
-            outside = ((columns < 0) | (columns >= vocab_size)) & ~ignored[:, None]
-            if outside.any():
-                raise ValueError(
-                    f"columns must be from 0 to {vocab_size - 1} in rows that count, got {columns[outside][0]}"
-                )
-        if is_new and several and rows:
-            forms = {name: [str(values.dtype), *values.shape] for name, values in sorted(row_inputs.items())}
-            forms |= {
-                "sequence_lengths": lengths and list(lengths),
-                "columns": columns is not None and [*columns.shape],
-            }
-            given = {name: values.clone() for name, values in row_inputs.items()}
-            shapes = {"column_logprobs": () if columns is None else columns.shape}
-            given |= {
-                name: torch.zeros(shapes.get(name, rows), device=device, requires_grad=True)
-                for name in objective.computed
-            }
-            if "sequences" in given:
-                given["sequences"] = sequence_numbers(tuple(lengths or ()), device)
-            with _recording(True):
-                objective.call(rows, given)
-    except (RuntimeError, TypeError, ValueError) as raised:
-        error = raised
-    if is_new and several:
-        assert group is not None
-        of_ranks = gather_values(["" if error is None else str(error), forms], group, device)
-        first = of_ranks[0][1]
-        for rank, (text, there) in enumerate(of_ranks):
-            name = next((name for name in there | first if there.get(name) != first.get(name)), "")
-            unequal = f"{name} differs between ranks: {first.get(name)} on rank 0, {there.get(name)} on rank {rank}"
-            if error is None and (text or name):
-                error = ValueError(f"on rank {rank}: {text}" if text else unequal)
-    if error is not None:
-        raise error
-    if is_new:
-        _agreed[form_of_call] = True

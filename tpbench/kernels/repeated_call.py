@@ -34,7 +34,7 @@ _NO_INPUTS = RowInputs()
 
 def repeating(function: Function) -> Function:
     """Return `entropy_loss`, of which a call repeats an earlier one of the same form."""
-    remembered: dict[Hashable, RepeatedCall] = Remembered()
+    remembered = RepeatedCalls()
 
     @functools.wraps(function)
     def call(logits: Any, target: Any, **named: Any) -> Any:
@@ -43,8 +43,7 @@ def repeating(function: Function) -> Function:
         if repeated is not None:
             return repeated(logits, target, named)
         result = function(logits, target, **named)
-        if form_of_call is not None and is_repeatable(result, target, **named):
-            remembered[form_of_call] = RepeatedCall(result, named)
+        remembered.add(form_of_call, result, target, named)
         return result
 
     return cast("Function", call)
@@ -58,17 +57,15 @@ def form_of(logits: Any, target: Any, named: dict[str, Any]) -> Hashable:
     if forward_ad._current_level >= 0 or is_traced():
         return None
     try:
-        if type(target) is TopK:
-            of_target: Hashable = _form(target.values), _form(target.indices), target.tail
-        else:
-            of_target = _form(target)
         forms = [value if type(value) in _OPTIONS else _form(value) for value in named.values()]
-        return _form(logits), of_target, *named, *forms, *map(type, forms)
+        return _form(logits), _form(target), *named, *forms, *map(type, forms)
     except (RuntimeError, TypeError):  # a tensor of torch.func has no memory, an option without a hash is not valid
         return None
 
 
 def _form(tensor: Any) -> Hashable:
+    if type(tensor) is TopK:
+        return _form(tensor.values), _form(tensor.indices), tensor.tail
     if type(tensor) is tuple:
         hash(tensor)
         return tensor
@@ -77,18 +74,18 @@ def _form(tensor: Any) -> Hashable:
     return type(tensor), form(tensor), tensor.device, tensor.is_neg(), tensor.requires_grad
 
 
-def is_repeatable(
-    result: Any, target: Any, *, loss: str = "cross_entropy", grad: Any = "new", group: Any = None,
-    vocab_start: int | None = None, vocab_size: int | None = None, **_: Any,
-) -> bool:  # fmt: skip
-    """Return whether a call did nothing but launch kernels, which it can launch again."""
-    if result.how.relaunch is None or not isinstance(grad, str):
-        return False
-    if group is not None and (vocab_start is None or vocab_size is None):  # ranks exchange their sizes in each call
-        return False
-    if isinstance(target, TopK):
-        return target.values.is_contiguous() and target.indices.is_contiguous()
-    return loss not in LABEL_LOSSES or target.is_contiguous()
+class RepeatedCalls(Remembered):
+    """Calls that later ones of the same form repeat, by their form."""
+
+    def add(self, form_of_call: Hashable, result: Any, target: Any, named: dict[str, Any]) -> None:
+        """Remember a call if it did nothing but launch kernels, which it can launch again."""
+        has_labels = named.get("loss", "cross_entropy") in LABEL_LOSSES
+        made_contiguous = target[:2] if isinstance(target, TopK) else [target] * has_labels
+        exchanges_sizes = named.get("group") is not None and None in (named.get("vocab_start"), named.get("vocab_size"))
+        if form_of_call is None or result.how.relaunch is None or exchanges_sizes:
+            return
+        if all(tensor.is_contiguous() for tensor in made_contiguous):
+            self[form_of_call] = RepeatedCall(result, named)
 
 
 def overwrite(tensor: Tensor) -> Tensor:

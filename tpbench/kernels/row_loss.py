@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,7 @@ from torch import Tensor
 from tpbench.kernels import KERNEL_LOSSES, LABEL_LOSSES
 from tpbench.kernels.distributed import gather_by_rank
 from tpbench.kernels.kernel_arguments import RowInputs, RowOutputs, Scales, TopTarget
-from tpbench.kernels.objective import Objective, RowObjective, agree
+from tpbench.kernels.objective import Objective, RowObjective
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,7 @@ class LaunchRecord:
     """Does the same for other tensors of the same form, unless other tensors of a call decide what is launched."""
 
 
-@dataclass(frozen=True)
-class TopK:
+class TopK(NamedTuple):
     """The target of a loss against a teacher of which only k columns of each row are known, equal on all ranks."""
 
     values: Tensor
@@ -215,11 +214,6 @@ class Options:
         increase = max(abs(self.grad_scale * self.logits_scale) * unknown, 1.0)
         return float(2 ** max(0, math.floor(math.log2(max(min(rows, 2**14) / increase, 1.0)))))
 
-    @property
-    def shown_loss(self) -> str:
-        """The loss as errors name it."""
-        return repr(self.objective or self.loss)
-
 
 @dataclass(kw_only=True)
 class RowLoss(Options):
@@ -262,20 +256,13 @@ class RowLoss(Options):
         ignored = (labels == self.ignore_index) | (labels < 0) | (labels >= self.vocabulary.size)
         return ignored if has_no_weight is None else ignored | has_no_weight
 
-    def row_objective(
-        self, target: KernelTarget, arguments: Mapping[str, Any], in_order: Callable[[Any], Any] = lambda values: values
-    ) -> RowObjective | None:
-        """Return the function as the loss with a call's tensors in the order of chunks. Collective as `agree`."""
+    def row_objective(self, target: KernelTarget, arguments: Mapping[str, Any]) -> RowObjective | None:
+        """Return the function as the loss with a call's tensors of rows, as `RowObjective.of_call`."""
         if self.objective is None:
             return None
-        ignored, columns = self.ignored(target, arguments["row_weight"]), arguments["columns"]
-        row_inputs, lengths = arguments["row_inputs"] or {}, arguments["sequence_lengths"]
+        ignored = self.ignored(target, arguments["row_weight"])
         assert ignored is not None  # rows have labels
-        agree(self.objective, row_inputs, ignored, lengths, columns, self.vocabulary.size, self.group)
-        tensors = {name: in_order(values) for name, values in row_inputs.items()}
-        return RowObjective(
-            self.objective, tensors, in_order(ignored), tuple(lengths or ()), columns=in_order(columns)
-        )  # fmt: skip
+        return RowObjective.of_call(self.objective, arguments, ignored, self.vocabulary.size, self.group)
 
     @property
     def wants_entropy(self) -> bool:
@@ -356,10 +343,8 @@ class Rows:
             count, inverse_count = True, divisor.detach().float().reciprocal().view(1)
         elif divisor is not None:
             mean = 1.0 / divisor
-        elif count and (objective is not None or not loss.has_labels):
-            weights = torch.ones(rows, device=device) if inputs.row_weight is None else inputs.row_weight
-            weights = weights if objective is None else weights.masked_fill(objective.ignored, 0.0)
-            total = weights.sum(0, keepdim=True)
+        elif count and inputs.row_weight is not None and not loss.has_labels:
+            total = inputs.row_weight.sum(0, keepdim=True)
             inverse_count = torch.where(total == 0.0, 0.0, total.reciprocal())
         return cls(
             outputs, inputs, grad, accumulate, empty(loss.reduction != "none"), mean, count, inverse_count, objective

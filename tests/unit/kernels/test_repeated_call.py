@@ -101,7 +101,6 @@ def test_another_form_is_another_first_call(changes: dict[str, Any]) -> None:
 
 
 NEVER: list[dict[str, Any]] = [
-    {"grad": torch.zeros(6, 32)},
     {"target": LABELS[::2]},  # labels are copied
     {"group": object()},
     {"block_cap": [16]},

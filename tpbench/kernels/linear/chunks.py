@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.kernels.distributed import all_gather, reduce_scatter
-from tpbench.kernels.kernel_arguments import TopTarget
+from tpbench.kernels.kernel_arguments import RowInputs, TopTarget
 
 AUTO_GIB = 0.5
 """Workspace for workspace_gib="auto": 4096 rows of a vocabulary of 131,072 over two ranks, in bf16. With fewer rows the
@@ -40,11 +40,6 @@ class Chunks:
     """The lengths of the sequences of each chunk, if chunks have whole sequences."""
 
     @property
-    def rows(self) -> int:
-        """Rows of the problem."""
-        return self.ends[-1] if self.ends else 0
-
-    @property
     def most(self) -> int:
         """Rows of the largest chunk."""
         return max((rows.stop - rows.start for rows in map(self.__getitem__, range(len(self)))), default=0)
@@ -62,31 +57,18 @@ class Chunks:
         return slice(rows.start // self.shards, rows.stop // self.shards)
 
     def take(self, values: Any, index: int) -> Any:
-        """Return a chunk of a tensor of all rows, or of each of a `TopTarget`, in rank order."""
-        if isinstance(values, TopTarget):
-            return TopTarget(*[self.take(of_rows, index) for of_rows in values])
-        if self.shards == 1:
-            return values[self[index]]
-        return self._by_rank(values)[:, self.part(index)].flatten(0, 1).contiguous()
-
-    def in_order(self, values: Any) -> Any:
-        """Return a tensor of all rows, or None, in the order of chunks, contiguous."""
-        if values is None or self.shards == 1 or not self.rows:
-            return values if values is None else values.contiguous()
-        return torch.cat([self.take(values, index) for index in range(len(self))])
+        """Return a chunk of a tensor of all rows or None, or of each of several, in rank order."""
+        if isinstance(values, (RowInputs, TopTarget)):
+            return type(values)(*[self.take(of_rows, index) for of_rows in values])
+        if values is None or self.shards == 1:
+            return values if values is None else values[self[index]]
+        return values.unflatten(0, (self.shards, -1))[:, self.part(index)].flatten(0, 1).contiguous()
 
     def in_rows(self, values: Any) -> Any:
-        """Return a tensor of all rows, or None, in the order of rows: it undoes `in_order`."""
-        if values is None or self.shards == 1:
+        """Return numbers of the rows of all chunks, (rows,) or None, in the order of rows."""
+        if values is None or self.shards == 1 or not len(self):
             return values
-        ordered = torch.empty_like(values)
-        for index in range(len(self)):
-            chunk = values[self[index]]
-            self._by_rank(ordered)[:, self.part(index)] = chunk.view(self.shards, -1, *chunk.shape[1:])
-        return ordered
-
-    def _by_rank(self, values: Tensor) -> Tensor:
-        return values.view(self.shards, self.rows // self.shards, *values.shape[1:])
+        return torch.cat([values[self[index]].view(self.shards, -1) for index in range(len(self))], 1).flatten()
 
 
 def chunks_of(
@@ -99,7 +81,12 @@ def chunks_of(
     gib = AUTO_GIB if workspace_gib == "auto" else workspace_gib
     allowed = max(int(gib * 2**30 / max(1, row_bytes)), AUTO_ROWS if workspace_gib == "auto" else 1)
     if lengths is not None:
-        return _whole_sequences(lengths, allowed)
+        chunks: list[list[int]] = []
+        for length in lengths:
+            if not chunks or sum(chunks[-1]) + length > allowed:
+                chunks.append([])
+            chunks[-1].append(length)
+        return Chunks(tuple(itertools.accumulate(map(sum, chunks))), 1, tuple(map(tuple, chunks)))
     if rows <= allowed:
         return Chunks((rows,) if rows else (), shards)
     number = -(-rows // allowed)
@@ -109,16 +96,6 @@ def chunks_of(
     if rounded > allowed:
         rounded = max(allowed // unit, 1) * unit
     return Chunks((*range(rounded, rows, rounded), rows), shards)
-
-
-def _whole_sequences(lengths: Sequence[int], allowed: int) -> Chunks:
-    chunks: list[list[int]] = []
-    for length in lengths:
-        if not chunks or sum(chunks[-1]) + length > allowed:
-            chunks.append([])
-        chunks[-1].append(length)
-    ends = itertools.accumulate(map(sum, chunks))
-    return Chunks(tuple(ends), 1, tuple(map(tuple, chunks)))
 
 
 class ChunkLogits:

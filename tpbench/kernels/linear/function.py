@@ -12,9 +12,10 @@ from torch import Tensor
 
 from tpbench.kernels import KernelLoss, checks
 from tpbench.kernels.distributed import gather_by_rank
-from tpbench.kernels.kernel_arguments import RowInputs, RowOutputs
+from tpbench.kernels.kernel_arguments import RowOutputs
 from tpbench.kernels.launch_rows import launch_rows
 from tpbench.kernels.linear.chunks import ChunkLogits, Chunks, chunks_of, product
+from tpbench.kernels.objective import RowObjective
 from tpbench.kernels.row_loss import LaunchRecord, LossResult, Options, RowLoss, Rows, TopK, kernel_target, labels_of
 from tpbench.kernels.two_pass.launch import inverse_row_count, reduced
 
@@ -156,15 +157,14 @@ def linear_entropy_loss(
 
     wanted: Sequence[str] = (checks.LINEAR_INPUTS if grad else ()) if isinstance(grad, bool) else grad
     inputs = tuple(name for name in wanted if name != "bias" or bias is not None)
-    of_teacher = target if isinstance(target, (tuple, list)) else None
-    changes = {} if of_teacher is None else {"target_softcap": softcap}
-    of_row = RowLoss.of_call(options, len(weight), device, "weight", target, **changes)
+    of_teacher = None if isinstance(target, (Tensor, TopK)) else target
+    target_softcap = None if of_teacher is None else softcap
+    of_row = RowLoss.of_call(options, len(weight), device, "weight", target, target_softcap=target_softcap)
     matrices = [hidden] if of_teacher is None else [hidden, of_teacher[0]]
     dtypes = [torch.float32 if logits_dtype else states.dtype for states in matrices]
-    sizes = [dtype.itemsize for dtype in dtypes]
     has_gradient_memory = len(inputs) > 0 and dtypes[0] != hidden.dtype
-    row_bytes = of_row.vocabulary.share * (sum(sizes) + has_gradient_memory * hidden.itemsize)
-    chunks = chunks_of(n_rows, shards, row_bytes, workspace_gib, sequence_lengths)
+    item_bytes = sum(dtype.itemsize for dtype in [*dtypes, *[hidden.dtype] * has_gradient_memory])
+    chunks = chunks_of(n_rows, shards, of_row.vocabulary.share * item_bytes, workspace_gib, sequence_lengths)
     grad_hidden = torch.empty(hidden.shape, dtype=hidden.dtype, device=device) if "hidden" in inputs else None
     student = ChunkLogits(hidden, weight, bias, grad_hidden, group, chunks, dtypes[0])
     grad_logits = student.memory if inputs else None
@@ -178,10 +178,9 @@ def linear_entropy_loss(
         grad_weight = weight.new_empty(weight.shape) if len(chunks) else weight.new_zeros(weight.shape)
     bias_sum = torch.zeros(len(weight), dtype=torch.float32, device=device) if "bias" in inputs else None
 
-    kernels_target: Any = None if isinstance(target, (tuple, list)) else kernel_target(target, of_row)
-    objective = of_row.row_objective(kernels_target, arguments, chunks.in_order)
-    in_order = RowInputs(*map(chunks.in_order, numbers))
-    rows = Rows.of_call(of_row, n_rows, device, in_order, divisor, objective=objective)
+    kernels_target: Any = kernel_target(target, of_row) if isinstance(target, (Tensor, TopK)) else None
+    objective = of_row.row_objective(kernels_target, arguments)
+    rows = Rows.of_call(of_row, n_rows, device, numbers, divisor, objective=objective)
     if rows.count and rows.inverse_count is None:
         rows = replace(rows, inverse_count=inverse_row_count(labels_of(kernels_target), row_weight, of_row))
     stored_scale = 1.0 if not inputs or row_grad is not None else of_row.stored_scale(n_rows, weight.dtype)
@@ -203,36 +202,37 @@ def linear_entropy_loss(
         if teacher is not None:
             teacher.prefetch(index + 1)
         if grad_weight is not None and grad_chunk is not None:
-            is_new = weight_grad is None and index == 0
             ignored = of_row.ignored(of_target, of_chunk.inputs.row_weight)
             if ignored is not None:  # 0 * inf is NaN
                 hidden_chunk = hidden_chunk.masked_fill(ignored[:, None], 0.0)
-            product(grad_chunk.t(), hidden_chunk, grad_weight, 1.0 / stored_scale, beta=0.0 if is_new else 1.0)
+            beta = float(weight_grad is not None or index > 0)
+            product(grad_chunk.t(), hidden_chunk, grad_weight, 1.0 / stored_scale, beta)
         if bias_sum is not None and grad_chunk is not None:
             bias_sum.add_(grad_chunk.sum(0, dtype=torch.float32), alpha=1.0 / stored_scale)
         if index + 1 < len(chunks):
             computed = student.compute(index + 1)
     student.wait()
 
-    both = [student] if teacher is None else [student, teacher]
-    workspace, sent = sum(each.memory.nbytes for each in both), sent + sum(each.bytes_sent for each in both)
-    workspace += grad_logits.nbytes if has_gradient_memory and grad_logits is not None else 0
-    metrics = (
-        None if objective is None else {name: chunks.in_rows(values) for name, values in objective.metrics.items()}
-    )
+    sent += student.bytes_sent + (0 if teacher is None else teacher.bytes_sent)
+    workspace_gib = chunks.most * len(weight) * item_bytes / 2**30
+    of_chunks = {} if objective is None else objective.metrics
+    metrics = {name: chunks.in_rows(torch.cat(values)) for name, values in of_chunks.items()}
     rows = replace(rows, outputs=RowOutputs(*map(chunks.in_rows, rows.outputs)))
     return LinearEntropyLossResult(
         reduced(rows, rows.inverse_count), *rows.outputs, grad_hidden, grad_weight,
         None if bias_sum is None else bias_sum.to(weight.dtype),
-        LinearLaunchRecord(len(chunks), chunks.most, workspace / 2**30, how, sent), metrics=metrics,
+        LinearLaunchRecord(len(chunks), chunks.most, workspace_gib, how, sent),
+        metrics=None if objective is None else metrics,
     )  # fmt: skip
 
 
 def _of_chunk(rows: Rows, chunks: Chunks, index: int, grad: Tensor | None) -> Rows:
     """Return the rows of a chunk."""
-    chunk = chunks[index]
-    inputs = RowInputs(*[None if values is None else values[chunk] for values in rows.inputs])
-    outputs = RowOutputs(*[None if values is None else values[chunk] for values in rows.outputs])
-    lengths = chunks.lengths[index] if chunks.lengths else ()
-    objective = rows.objective and replace(rows.objective, rows=chunk, lengths=lengths)
+    inputs, objective = chunks.take(rows.inputs, index), rows.objective
+    outputs = RowOutputs(*[None if values is None else values[chunks[index]] for values in rows.outputs])
+    if objective is not None:
+        tensors = {name: chunks.take(values, index) for name, values in objective.inputs.items()}
+        ignored, columns = [chunks.take(values, index) for values in (objective.ignored, objective.columns)]
+        lengths = chunks.lengths[index] if chunks.lengths else ()
+        objective = RowObjective(objective.objective, tensors, ignored, lengths, columns, objective.metrics)
     return replace(rows, inputs=inputs, outputs=outputs, grad=grad, total=None, objective=objective)

@@ -49,7 +49,7 @@ def launch(loss: RowLoss, logits: Tensor, target: KernelTarget, rows: Rows) -> L
     if rows.count and inverse_count is None:
         inverse_count = inverse_row_count(labels_of(target), rows.inputs.row_weight, loss)
     if objective is not None:
-        target = target.masked_fill(objective.ignored[objective.rows], -1)  # type: ignore[union-attr]
+        target = target.masked_fill(objective.ignored, -1)  # type: ignore[union-attr]
     algorithm = loss.two_pass_algorithm
     block = column_block(columns, loss.block_cap, loss.formula, algorithm, vocabulary.share)
     tile_rows, options = tile(n_rows, block, loss.top[1])
@@ -85,8 +85,8 @@ def launch(loss: RowLoss, logits: Tensor, target: KernelTarget, rows: Rows) -> L
         if objective is not None:
             factor, inverse_of_grad = rows.mean if inverse_count is None else inverse_count * rows.mean, None
             if objective.columns is not None:
-                given = objective.columns[objective.rows]
-                at = RowColumns.of_rows(loss, logits, gathered, inputs.row_temperature, labels_of(target), given)
+                labels, given = labels_of(target), objective.columns
+                at = RowColumns.of_rows(loss, logits, gathered, inputs.row_temperature, labels, given)
             column_logprobs = None if at is None else at.log_p[:, 1:]
             inputs, factors = objective.run(rows.outputs, inputs, factor, grad is not None, column_logprobs)
     before = grad.gather(1, at.local).float() if at is not None and grad is not None and rows.accumulate else None
