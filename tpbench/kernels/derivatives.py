@@ -63,9 +63,8 @@ class GradientsInBackward(torch.autograd.Function):
     ) -> Any:
         """`kept` receives the result. `others`: the target, and the other arguments of the function by name."""
         # Autograd then raises an error if a tensor is changed before backward.
-        leaves, ctx.tree = tree_flatten(others)
-        tensors = [leaf if isinstance(leaf, Tensor) else None for leaf in leaves]
-        ctx.save_for_backward(hidden, weight, bias, *tensors)
+        leaves, ctx.tree = tree_flatten((hidden, weight, bias, *others))
+        ctx.save_for_backward(*[leaf if isinstance(leaf, Tensor) else None for leaf in leaves])
         ctx.leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         target, named = others
         result = kept(linear_entropy_loss(hidden, weight, target, bias=bias, grad=False, **named))
@@ -76,9 +75,9 @@ class GradientsInBackward(torch.autograd.Function):
     @outside_of_graphs
     def backward(ctx: Any, upstream: Tensor, *entropy_upstream: Tensor) -> tuple[Tensor | None, ...]:
         checks.first_derivative()
-        hidden, weight, bias, *tensors = ctx.saved_tensors
-        leaves = [leaf if tensor is None else tensor for leaf, tensor in zip(ctx.leaves, tensors, strict=True)]
-        target, named = tree_unflatten(leaves, ctx.tree)
+        saved = zip(ctx.leaves, ctx.saved_tensors, strict=True)
+        leaves = [leaf if tensor is None else tensor for leaf, tensor in saved]
+        hidden, weight, bias, target, named = tree_unflatten(leaves, ctx.tree)
         named["row_grad"] = upstream.float().expand(ctx.rows).contiguous()
         if entropy_upstream:
             named["entropy_grad"] = entropy_upstream[0].float().contiguous()

@@ -196,8 +196,7 @@ def entropy_loss(
         gradient = overwrite(grad if isinstance(grad, Tensor) else logits)
     elif grad == "new":
         gradient = torch.empty_like(logits, memory_format=torch.contiguous_format)
-    accumulate = isinstance(grad, Tensor)
-    rows = Rows.of_call(loss_of_row, n_rows, device, inputs, divisor, gradient, accumulate, objective)
+    rows = Rows.of_call(loss_of_row, n_rows, device, inputs, divisor, gradient, isinstance(grad, Tensor), objective)
     how = launch_rows(loss_of_row, logits, of_target, rows)
     metrics = None if objective is None else {name: values for name, (values,) in objective.metrics.items()}
     return EntropyLossResult(rows.loss, *rows.outputs, rows.grad, how, metrics=metrics)

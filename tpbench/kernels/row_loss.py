@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -242,7 +243,7 @@ class RowLoss(Options):
         vocabulary = Vocabulary.of_shard(options, columns, device, name)
         return cls(**{**vars(options), **changes}, vocabulary=vocabulary)
 
-    @property
+    @functools.cached_property
     def has_labels(self) -> bool:
         """True if each row has a label, or a top k, that says whether it counts."""
         return self.loss in LABEL_LOSSES or self.top[0] > 0
@@ -269,7 +270,7 @@ class RowLoss(Options):
         objective = self.objective
         return self.entropy or self.entropy_weight != 0.0 or (objective is not None and "entropy" in objective.computed)
 
-    @property
+    @functools.cached_property
     def formula(self) -> str:
         """The loss whose kernels compute this one: "cross_entropy" for all losses of labels."""
         return "cross_entropy" if self.has_labels else self.loss

@@ -123,11 +123,6 @@ class ChunkLogits:
             self.summed = hidden.new_empty(shape[1:] if grad is not None else (0,))
             self.prefetch(0)
 
-    @property
-    def bytes_sent(self) -> int:
-        """Bytes that this rank sent: each of its parts to every peer, for each gather or scatter."""
-        return self.moved * (self.world_size - 1) // self.world_size
-
     def compute(self, index: int) -> tuple[Tensor, Tensor]:
         """Queue the product of a chunk. Return its hidden states, (rows of the chunk, h), and its logits."""
         if self.chunks.shards == 1:

@@ -213,7 +213,8 @@ def linear_entropy_loss(
             computed = student.compute(index + 1)
     student.wait()
 
-    sent += student.bytes_sent + (0 if teacher is None else teacher.bytes_sent)
+    moved, world_size = student.moved + (0 if teacher is None else teacher.moved), student.world_size
+    sent += moved * (world_size - 1) // world_size  # each part of this rank to every peer
     workspace_gib = chunks.most * len(weight) * item_bytes / 2**30
     of_chunks = {} if objective is None else objective.metrics
     metrics = {name: chunks.in_rows(torch.cat(values)) for name, values in of_chunks.items()}
