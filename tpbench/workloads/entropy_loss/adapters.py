@@ -1,10 +1,11 @@
 """Calls of other projects' entropy losses. Only ranks that run them import this module."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.workloads.entropy_loss.inputs import Output, Shard, Step
@@ -91,24 +92,32 @@ def megatron(problem: EntropyLoss, shard: Shard) -> Step:
     """
     from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 
-    return _megatron(shard, partial(vocab_parallel_cross_entropy, tp_group=shard.group))
+    return _megatron(shard, vocab_parallel_cross_entropy)
 
 
 def megatron_fused(problem: EntropyLoss, shard: Shard) -> Step:
     """https://github.com/NVIDIA/Megatron-LM: its cross_entropy_loss_fusion, parts that torch.compile fuses."""
     from megatron.core.fusions.fused_cross_entropy import fused_vocab_parallel_cross_entropy
 
-    return _megatron(shard, partial(fused_vocab_parallel_cross_entropy, tp_group=shard.group))
+    return _megatron(shard, fused_vocab_parallel_cross_entropy)
 
 
 def _megatron(shard: Shard, function: Callable[..., Tensor]) -> Step:
     """Return the step of a loss that has no label to ignore: a mask leaves those rows out."""
+    group = shard.group or _group_of_this_rank()
     counts, overwrites = shard.target != IGNORED, shard.logits.dtype == torch.float32
 
     def row_losses(logits: Tensor) -> Tensor:
-        return torch.where(counts, function(logits[:, None], shard.target[:, None])[:, 0], 0.0)
+        losses = function(logits[:, None], shard.target[:, None], tp_group=group)[:, 0]
+        return torch.where(counts, losses, 0.0)
 
     return _step(shard, row_losses, formulas.bytes_of_statistics(3, shard), of_rows=True, overwrites=overwrites)
+
+
+@cache  # a group has memory of its own
+def _group_of_this_rank() -> dist.ProcessGroup:
+    """Return a group of one rank, which Megatron-LM passes on one GPU."""
+    return dist.new_group([dist.get_rank()], use_local_synchronization=True)
 
 
 def quack(problem: EntropyLoss, shard: Shard) -> Step:

@@ -176,11 +176,10 @@ _in_torch: Any = {"requires_cuda": False, "exchanges": "sums"}
 peer("torch_loss_parallel", "", losses.labels_over_ranks, _parallel, options={"compute_dtype"}, **_in_torch)
 peer("fast_llm", "fast_llm", _fast_llm, "Fast-LLM's Triton kernels, from a checkout on PYTHONPATH", exchanges="sums")
 peer("quack", "quack", labels_on_one_rank, "QuACK's CuTe kernel: forward and gradient (of the sum) in one launch")
-peer(
-    "megatron", "megatron", losses.labels_over_ranks, "Megatron-LM's vocab_parallel_cross_entropy in torch", **_in_torch
-)
+_unfused = "Megatron-LM's vocab_parallel_cross_entropy in torch"
+peer("megatron", "megatron", losses.labels_of_even_shards, _unfused, **_in_torch)
 _fused = "Megatron-LM's fused_vocab_parallel_cross_entropy: the same, fused by torch.compile"
-peer("megatron_fused", "megatron", first_of(_bf16_only, losses.labels_over_ranks), _fused, **_in_torch)
+peer("megatron_fused", "megatron", first_of(_bf16_only, losses.labels_of_even_shards), _fused, **_in_torch)
 _overwriting = "Liger's Triton kernels, which overwrite the logits"
 peer("liger", "liger_kernel", _liger, _overwriting, options={"compute_dtype"}, exchanges="sums")
 peer("flash_attn", "flash_attn", first_of(uneven, other_losses), "flash-attention's Triton kernel")

@@ -16,7 +16,7 @@ from tpbench.workloads.entropy_loss import WORKLOAD
         ("flash_attn", {"loss": "reverse_kl"}, 1, "it has no reverse_kl"),
         ("flash_attn", {"vocab": 101}, 2, "a vocab that tp_size divides"),
         ("quack", {"logits_scale": 2.0}, 1, "it has no logits_scale"),
-        ("megatron", {}, 1, "it needs a group of ranks"),
+        ("torch_loss_parallel", {}, 1, "it needs a group of ranks"),
     ],
 )
 def test_a_variant_refuses_what_its_function_cannot_do(
