@@ -34,14 +34,16 @@ _MODULES = {
 }
 _EARLIER_NAMES = {"How": "LaunchRecord", "LinearHow": "LinearLaunchRecord"}
 
-Loss = Literal["cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl", "jsd", "policy"]
+Loss = Literal["cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl", "jsd", "total_variation", "policy"]
 """The losses that training minimises, and that the workload `entropy_loss` measures."""
 LOSSES: tuple[str, ...] = get_args(Loss)
-KernelLoss = Literal["cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl", "jsd", "policy", "logprob"]
+KernelLoss = Literal[Loss, "logprob"]
 """These losses, and the label's log-probability, which policy optimisation uses."""
 KERNEL_LOSSES: tuple[str, ...] = get_args(KernelLoss)
 LABEL_LOSSES = ("cross_entropy", "logprob", "policy")
 """The losses whose target is a label of each row."""
+COMPARING_LOSSES = ("jsd", "total_variation")
+"""The losses that compare p with q in each column. They need both softmaxes first, so ranks exchange numbers twice."""
 
 
 def __getattr__(name: str) -> Any:

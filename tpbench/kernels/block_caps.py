@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from tpbench.kernels import COMPARING_LOSSES
+
 
 @functools.cache
 def measured_caps() -> Any:
@@ -29,5 +31,5 @@ def measured_cap(algorithm: str, loss: str, share: int) -> int:
 
     share: columns of each rank if the vocabulary is split evenly, so that all ranks choose the same cap.
     """
-    caps = measured_caps()[algorithm]["reverse_kl" if loss == "jsd" else loss]
+    caps = measured_caps()[algorithm]["reverse_kl" if loss in COMPARING_LOSSES else loss]
     return int(caps[min(caps, key=lambda columns: (int(columns) < share, abs(int(columns) - share)))])

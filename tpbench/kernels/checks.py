@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from tpbench.kernels import KERNEL_LOSSES, LABEL_LOSSES
+from tpbench.kernels import COMPARING_LOSSES, KERNEL_LOSSES, LABEL_LOSSES
 from tpbench.kernels.cached_launch import INTERPRETED
 from tpbench.kernels.kernel_arguments import RowInputs
 from tpbench.kernels.row_loss import LARGEST_SCALE, Options, TopK
@@ -75,10 +75,10 @@ def options(given: Options) -> None:
     if loss == "jsd" and given.beta >= 1.0:
         raise ValueError(f"beta must be less than 1 for loss='jsd', which is 0 for beta=0 and beta=1: {given.beta}")
     several = group is not None and group.size() > 1
-    if algorithm == "two_reads" and (several or loss == "jsd"):
+    if algorithm == "two_reads" and (several or loss in COMPARING_LOSSES):
         raise ValueError(
-            "algorithm='two_reads' makes loss and gradient in one kernel, on one rank, and not for loss='jsd': use "
-            "'two_kernels', 'one_read' or 'auto'"
+            "algorithm='two_reads' makes loss and gradient in one kernel, on one rank, and not for loss='jsd' or "
+            "'total_variation': use 'two_kernels', 'one_read' or 'auto'"
         )
     if given.objective is not None and (algorithm not in ("auto", "two_kernels") or exchange == "symmetric"):
         needs = f"loss={given.objective or given.loss!r} needs algorithm='two_kernels' or 'auto'"

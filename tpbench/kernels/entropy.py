@@ -80,6 +80,8 @@ def entropy_loss(
     - jsd: beta * KL(q || m) + (1 - beta) * KL(p || m), m = beta * q + (1 - beta) * p (the generalised Jensen-Shannon
       divergence of Agarwal et al. 2023, arXiv:2306.13649, section 3.1). Gradient by x:
       (1 - beta) * p * (log p - log m - KL(p || m)).
+    - total_variation: sum(|p - q|) / 2 (Levin, Peres and Wilmer 2009, Markov Chains and Mixing Times, section 4.1).
+      Gradient by x: p * (sign(p - q) - sum(p * sign(p - q))) / 2, with the sign 0 where p equals q.
     - logprob: no loss but log p[label], the label's log-probability, with x = logits_scale / temperature * logits.
       Gradient by x: onehot(label) - p.
     - policy: -min(ratio * A, clip(ratio) * A) + kl_weight * (exp(r) - r - 1) - entropy_weight * entropy, with the ratio
@@ -140,8 +142,8 @@ def entropy_loss(
         columns: (rows, k) int64 or int32, equal on all ranks: the global columns of `column_logprobs`, for a function
             that takes these.
         divisor: a number or a 0-dim tensor, for reduction="sum". It divides the loss and, in fp32, the gradient.
-        beta: the weight of q in the mixture of loss="jsd", above 0 and below 1. The mixture needs both softmaxes, so
-            ranks exchange numbers of a row twice.
+        beta: the weight of q in the mixture of loss="jsd", above 0 and below 1. Jsd and total_variation need both
+            softmaxes first, so ranks exchange numbers of a row twice.
         block_cap: the largest column block of a kernel, a power of two; a block has at least 16 bytes for each thread.
             "auto" takes the fastest measured one (`block_caps`). Nothing is tuned in the call, and all ranks choose the
             same.
@@ -152,16 +154,17 @@ def entropy_loss(
               NVLink. The ranks set it up together on a group's first use. The kernel occupies the whole GPU until all
               ranks have answered: a collective of another stream that only one rank started would block it.
             - "yielding": the same, but a program that has waited 20 us leaves its rows to a later kernel. Choose it if
-              collectives of other streams may run at the same time, for example FSDP's. It is "nccl" for jsd, and if
-              the ranks are not GPUs of one machine that reach each other's memory.
+              collectives of other streams may run at the same time, for example FSDP's. It is "nccl" for jsd and
+              total_variation, and if the ranks are not GPUs of one machine that reach each other's memory.
             - "nccl": between two kernels, by one all-gather through the group's backend (gloo on a CPU).
             - "auto": as "yielding", and "symmetric" if at the group's first call no rank had another process group of
               several ranks.
 
             Two kernels run, for any exchange, with a function as the loss, temperatures of rows, a grad to accumulate
             into, a softcap above 64, an entropy or a softcap against a `TopK`, targets of another dtype, very long
-            rows, or a rank with far more columns than its share. For jsd they are three. `how` says what ran. If
-            vocab_start and vocab_size are given, ranks do not know each other's columns, and such a rank raises.
+            rows, or a rank with far more columns than its share. For jsd and total_variation they are three. `how` says
+            what ran. If vocab_start and vocab_size are given, ranks do not know each other's columns, and such a rank
+            raises.
         algorithm: the kernels.
 
             - "two_reads": one kernel whose programs read their row twice, for its statistics and for its gradient. On

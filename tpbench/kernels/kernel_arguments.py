@@ -41,7 +41,8 @@ class RowInputs(NamedTuple):
     advantages: Any = None
     ref_logprobs: Any = None
     divergence_p: Any = None
-    """For jsd: KL(p || mixture). `divergence_q`: KL(q || mixture)."""
+    """For jsd: KL(p || mixture). `divergence_q`: KL(q || mixture). For total variation: the sums over the columns of
+    sign(p - q) p / 2 and of sign(q - p) q / 2."""
     divergence_q: Any = None
     row_temperature: Any = None
     """What divides the logits, if it differs between rows."""

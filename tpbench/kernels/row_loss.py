@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.kernels import KERNEL_LOSSES, LABEL_LOSSES
+from tpbench.kernels import COMPARING_LOSSES, KERNEL_LOSSES, LABEL_LOSSES
 from tpbench.kernels.distributed import gather_by_rank
 from tpbench.kernels.kernel_arguments import RowInputs, RowOutputs, Scales, TopTarget
 from tpbench.kernels.objective import Objective, RowObjective
@@ -286,7 +286,7 @@ class RowLoss(Options):
 
     @property
     def two_pass_algorithm(self) -> Literal["two_reads", "two_kernels"]:
-        several = self.algorithm == "two_kernels" or self.vocabulary.world_size > 1 or self.loss == "jsd"
+        several = self.algorithm == "two_kernels" or self.vocabulary.world_size > 1 or self.loss in COMPARING_LOSSES
         return "two_kernels" if several else "two_reads"
 
     def scales(self, mean: float, unit: float = 1.0) -> Scales:

@@ -25,7 +25,7 @@ Label smoothing is a soft cross-entropy against equal target logits: there s_t i
 | soft_cross_entropy | exp(t - m_t) | x - m |
 | forward_kl | exp(t - m_t) | (t - m_t) - (x - m) |
 | reverse_kl | exp(x - m) | (x - m) - (t - m_t) |
-| jsd | none: it needs both softmaxes before, so its means are numbers of the row (`RowInputs`) | |
+| jsd, total_variation | none: they need both softmaxes before, so their means are numbers of the row (`RowInputs`) | |
 
 A loss against a teacher's top k is one of k labels with the weights q. Its `s_t` is the sum of the weights of the
 columns that a rank holds, and its `a` has the weights q (forward) or exp(x - m_k) (reverse_kl), and the differences
@@ -44,6 +44,7 @@ by x is, in each column, a sum of up to four terms, whose factors are numbers of
 | soft_cross_entropy, forward_kl | on_p * p - on_target * q - on_entropy * p * (log p + H) |
 | reverse_kl | on_p * p * (D - on_target) - on_entropy * p * (log p + H), with D = (x - max x) - (t - max t) |
 | jsd | the same, with D = log p - log((1 - beta) p + beta q) |
+| total_variation | the same, with D = sign(p - q) / 2 |
 
 Against a teacher's top k the gradient is on_p * p, and in the k columns on_top * p - on_target * q or, for reverse_kl
 with p_k = softmax(x over the k columns), on_top * p_k * (log p_k - log q - on_target).
@@ -350,6 +351,10 @@ def row_terms(softmax, teacher, inputs, values, scale, scales, SPEC: tl.constexp
         loss = SPEC.BETA * divergence_q + (1.0 - SPEC.BETA) * divergence_p
         on_p = 1.0 - SPEC.BETA
         on_target = divergence_p - on_z / on_p
+    elif SPEC.LOSS == "total_variation":
+        loss = divergence_p + divergence_q
+        on_p = 1.0
+        on_target = divergence_p - on_z
     else:
         loss = softmax.log_s - softmax.mean
         if SPEC.LOSS == "forward_kl":

@@ -1,4 +1,4 @@
-"""JSD, and losses against a teacher's top k, against float64: every option, dtype and chunk, alone and over groups."""
+"""JSD, total variation, and losses against a teacher's top k, against float64: every option, dtype and chunk."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from tpbench.kernels import EntropyLoss, LinearEntropyLoss, TopK, entropy_loss, 
 LOSSES = ("soft_cross_entropy", "forward_kl", "reverse_kl")
 TAILS = ("drop", "bucket")
 JSD: dict[str, Any] = {"loss": "jsd", "block_cap": 32}
+TOTAL_VARIATION: dict[str, Any] = {"loss": "total_variation", "block_cap": 32}
 OURS = ("algorithm", "block_cap", "exchange", "workspace_gib", "hidden_sharded", "entropy")
 
 
@@ -59,6 +60,8 @@ def right(
     if loss == "jsd":
         mixture = (beta * q + (1 - beta) * p).masked_fill((p == 0) & (q == 0), 1.0).log()
         row_loss = (beta * q * (log_q - mixture) + (1 - beta) * p * (log_p - mixture)).sum(-1)
+    elif loss == "total_variation":
+        row_loss = (p - q).abs().sum(-1) / 2
     else:
         row_loss = {
             "soft_cross_entropy": -(q * log_p), "forward_kl": q * (log_q - log_p), "reverse_kl": p * (log_p - log_q),
@@ -160,28 +163,30 @@ def test_edges_of_a_top_k(loss: str, tail: str, device: torch.device, algorithm:
 
 
 @pytest.mark.parametrize("case", OPTIONS)
-def test_jsd(case: str, device: torch.device) -> None:
-    for dtype, beta in itertools.product(DTYPES if case == "plain" else DTYPES[:1], (0.1, 0.5, 0.9)):
+@pytest.mark.parametrize("loss", [*({**JSD, "beta": beta} for beta in (0.1, 0.5, 0.9)), TOTAL_VARIATION], ids=str)
+def test_losses_that_compare_softmaxes(loss: dict[str, Any], case: str, device: torch.device) -> None:
+    for dtype in DTYPES if case == "plain" else DTYPES[:1]:
         logits, target = make("jsd", dtype=dtype)
-        options = {**JSD, "beta": beta, "temperature": 0.7, **OPTIONS[case]}
+        options = {**loss, "temperature": 0.7, **OPTIONS[case]}
         check(_run(logits, target, device, **options), logits, target, options)
 
 
-def test_edges_of_jsd(device: torch.device) -> None:
+@pytest.mark.parametrize("options", [JSD, TOTAL_VARIATION], ids=str)
+def test_edges_of_losses_that_compare_softmaxes(options: dict[str, Any], device: torch.device) -> None:
     """The loss is finite where p or q is 0, as in whole tiles, and equal distributions have no gradient."""
     logits, target = (far_away(values, 1e4) for values in make("jsd"))
     logits[:4, 20:70] = target[2:6, 40:80] = -torch.inf
-    check(_run(logits, target, device, **JSD), logits, target, JSD)
-    loss, _, grad = _run(logits, logits.clone(), device, **JSD)
+    check(_run(logits, target, device, **options), logits, target, options)
+    loss, _, grad = _run(logits, logits.clone(), device, **options)
     assert loss.abs() < 1e-6 and grad.abs().max() < 1e-7
-    assert _run(logits[:0], target[:0], device, **JSD)[0] == 0
+    assert _run(logits[:0], target[:0], device, **options)[0] == 0
 
 
 def _cases(world_size: int) -> list[tuple[Tensor, Any, dict[str, Any]]]:
     cases: list[tuple[Tensor, Any, dict[str, Any]]] = []
     for dtype in DTYPES if world_size == 2 else DTYPES[:1]:
         logits, target = make("jsd", dtype=dtype, vocab=101)
-        cases.append((logits, target, {**JSD, "block_cap": 16, "beta": 0.3}))
+        cases += [(logits, target, {**loss, "block_cap": 16}) for loss in ({**JSD, "beta": 0.3}, TOTAL_VARIATION)]
         for loss, tail in itertools.product(LOSSES, TAILS):
             options: dict[str, Any] = {"loss": loss, "block_cap": 16, "z_loss": 1e-2, "exchange": "nccl"}
             cases.append((logits, teacher(9, 101, tail=tail), options))
@@ -211,7 +216,9 @@ def test_over_ranks(world_size: int) -> None:
 def test_linear_losses_and_modules(dtype: torch.dtype, device: torch.device) -> None:
     """Chunks of rows, with gradients made in forward and in backward."""
     hidden, weight, dense = make_linear("jsd", rows=12, dtype=dtype)
-    targets: list[tuple[Any, dict[str, Any]]] = [(dense, {"loss": "jsd", "beta": 0.3})]
+    targets: list[tuple[Any, dict[str, Any]]] = [
+        (dense, loss) for loss in ({"loss": "jsd", "beta": 0.3}, {"loss": "total_variation"})
+    ]
     targets += [(teacher(12, 100, tail=tail), {"loss": loss}) for loss, tail in itertools.product(LOSSES, TAILS)]
     for (target, options), reduction in itertools.product(targets, ("mean", "none")):
         leaves = [values.double().requires_grad_() for values in (hidden, weight)]

@@ -14,7 +14,14 @@ from torch.utils.checkpoint import checkpoint
 from tests.support.command import ROOT
 from tests.support.kernel_reference import DEVICE, assert_near, columns_of, make_linear, on_ranks
 from tests.support.ranks import Rank, ranks_here, run_on_ranks
-from tpbench.kernels import EntropyLoss, LinearEntropyLoss, entropy_loss, linear_entropy_loss
+from tpbench.kernels import (
+    COMPARING_LOSSES,
+    KERNEL_LOSSES,
+    EntropyLoss,
+    LinearEntropyLoss,
+    entropy_loss,
+    linear_entropy_loss,
+)
 
 ROWS, VOCAB = 14, 101
 LENGTHS = [3, 1, 6, 2, 2]
@@ -252,13 +259,13 @@ def test_a_wrong_tensor_on_one_rank_is_an_error_on_all() -> None:
     assert on_ranks(2, _wrong_on_one_rank, "none") == ["", ""]
 
 
-@pytest.mark.parametrize("loss", ["cross_entropy", "logprob", "soft_cross_entropy", "forward_kl", "reverse_kl", "jsd"])
+@pytest.mark.parametrize("loss", sorted({*KERNEL_LOSSES} - {"policy"}))
 def test_a_weight_of_each_row(loss: Any, algorithm: dict[str, Any]) -> None:
     """Rows of weight 0 are not read. The others are those of a call with `row_grad`."""
     hidden, head, target = (each.to(DEVICE) for each in make_linear(loss))
     logits, weight = hidden @ head.t(), torch.linspace(0.5, 2, 9, device=DEVICE)
     weight[4] = 0.0
-    algorithm = {} if loss == "jsd" else algorithm
+    algorithm = {} if loss in COMPARING_LOSSES else algorithm
     right = entropy_loss(logits, target, loss=loss, reduction="none", row_grad=weight, **algorithm)
     logits = logits.clone()
     logits[4] = torch.nan

@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from tests.support.fake_gpu import H200
+from tpbench.kernels import COMPARING_LOSSES
 from tpbench.kernels.one_pass.tiling import MAX_WORDS, RESERVED_BYTES, Machine, Tiling, tiling
 
 
@@ -20,7 +21,7 @@ def test_a_row_that_fits_a_multiprocessor_is_one_programs(loss: str, longest: in
 
 
 @pytest.mark.parametrize("options", [False, True])
-@pytest.mark.parametrize("loss", ["cross_entropy", "reverse_kl", "jsd"])
+@pytest.mark.parametrize("loss", ["cross_entropy", "reverse_kl", "jsd", "total_variation"])
 @pytest.mark.parametrize("itemsize", [2, 4])
 @pytest.mark.parametrize("on", [H200, Machine(108, 166912), Machine(84, 101376)], ids=["H200", "A100", "A10"])
 @pytest.mark.parametrize("cap", ["auto", 16, 256, 1024, 8192, 65536])
@@ -47,7 +48,7 @@ def test_every_tiling_fits_the_machine(loss: str, itemsize: int, on: Machine, ca
         ranks = 1 << (world - 1).bit_length()
         assert plan.ROWS * ranks * plan.SLOTS <= MAX_WORDS and plan.SLOTS & (plan.SLOTS - 1) == 0
         assert max(plan.parts, plan.SLOTS) <= on.processors * plan.programs_per_sm
-        assert (plan.SLOTS == 0) == (world == 1 and plan.parts == 1 and loss != "jsd")
+        assert (plan.SLOTS == 0) == (world == 1 and plan.parts == 1 and loss not in COMPARING_LOSSES)
         assert plan.parts * (plan.SLOTS > 0) <= plan.SLOTS
         assert not (plan.KERNEL == "whole_row" and plan.SLOTS) and plan.AHEAD <= plan.TILES - 1
         assert plan.registers * 32 * plan.WARPS * plan.programs_per_sm <= 65536

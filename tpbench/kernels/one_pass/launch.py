@@ -15,7 +15,7 @@ from torch import Tensor
 from triton import next_power_of_2
 from triton.compiler import CompiledKernel
 
-from tpbench.kernels import symmetric
+from tpbench.kernels import COMPARING_LOSSES, symmetric
 from tpbench.kernels.cached_launch import CachedLaunch, cached_launch
 from tpbench.kernels.kernel_arguments import LossConstants, RowInputs, RowOutputs, Scales, Strides
 from tpbench.kernels.one_pass.tiling import Tile, Tiling, machine, tiling
@@ -123,8 +123,8 @@ def prepare(
         return "it needs a GPU of compute capability 8.0 or later"
     if loss != "cross_entropy" and target.dtype != logits.dtype:
         return f"it needs targets of the logits' dtype, got {target.dtype} and {logits.dtype}"
-    if yields and loss == "jsd":
-        return "exchange='yielding' has no jsd, whose ranks wait twice for a row"
+    if yields and loss in COMPARING_LOSSES:
+        return f"exchange='yielding' has no {loss}, whose ranks wait twice for a row"
     matrices = [logits, *([] if loss == "cross_entropy" else [target]), *([] if out is None else [out])]
     vectors = all(matrix.aligned for matrix in matrices)
     world_size, valid = vocabulary.world_size, vocabulary.valid
@@ -153,7 +153,7 @@ def prepare(
         REDUCE=reduce, COUNT=count, WORLD=world_size, WHOLE_TILES=whole_tiles, PADDED=valid < columns,
         ENTROPY_GRAD=entropy_grad, YIELDS=yields,
     )  # fmt: skip
-    numbers = numbers_in_state(constants) + 2 * (loss == "jsd")
+    numbers = numbers_in_state(constants) + 2 * (loss in COMPARING_LOSSES)
     kernel = cached_launch(
         _kernel(plan.KERNEL), SPEC=constants, num_warps=plan.WARPS, enable_fp_fusion=False,
         launch_cooperative_grid=plan.SLOTS > 0 and not yields,

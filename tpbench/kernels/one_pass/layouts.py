@@ -3,7 +3,7 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tpbench.kernels import row_terms
+from tpbench.kernels import COMPARING_LOSSES, row_terms
 from tpbench.kernels.one_pass import ptx
 
 
@@ -11,6 +11,12 @@ from tpbench.kernels.one_pass import ptx
 def has_labels(spec):
     """The loss has labels, not target logits."""
     return spec.LOSS == "cross_entropy"
+
+
+@gluon.constexpr_function
+def compares_softmaxes(spec):
+    """The loss is one of `COMPARING_LOSSES`."""
+    return spec.LOSS in COMPARING_LOSSES
 
 
 numbers_in_state = gluon.constexpr_function(row_terms.numbers_in_state)

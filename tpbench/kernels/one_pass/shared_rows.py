@@ -1,12 +1,12 @@
-"""The one-pass kernels whose words have a whole row's time: for rows of labels that programs share, and for jsd.
+"""The one-pass kernels whose words have a whole row's time: for rows of labels that programs share, and two losses.
 
 A program sends the state of a row before it receives those of the row before. So neither the way of the words nor
 programs that are late by less than a row make it wait. Every tile has a place for each row that is under way, and none
 stays in registers. Two programs share a multiprocessor: one computes while the other moves memory.
 
-The loss of jsd needs both softmaxes of a row before a second sum over its columns. So its words travel twice, and a
-program works on three rows at a time. Memory is read once. Each column takes eight exponentials and logarithms, where
-reverse_kl takes four.
+Jsd and total variation need both softmaxes of a row before a second sum over its columns. So their words travel twice,
+and a program works on three rows at a time. Memory is read once. Each column of jsd takes eight exponentials and
+logarithms, where reverse_kl takes four.
 
 Measured on an H200, 4096 rows in bf16:
 
@@ -28,7 +28,7 @@ from tpbench.kernels.one_pass import exchange, kernels, layouts, ptx, rows, stat
 from tpbench.kernels.row_terms import LN_2, reference
 
 PLACES = gl.constexpr(3)
-"""Rows of jsd that are under way."""
+"""Rows of `mixture_kernel` that are under way."""
 
 
 @gluon.jit(do_not_specialize=kernels.ANY_VALUE)
@@ -146,15 +146,15 @@ def mixture_kernel(
     logits, target, grad, inputs, outputs, loss, mailbox, n_rows, n_columns, n_parts, part_columns, n_valid,
     vocab_start, vocab_size, ignore_index, strides, scales, rank, capacity, half, limit_ns, SPEC: gl.constexpr,
 ):  # fmt: skip
-    """Compute jsd and its gradient, with three rows at a time. The parameters are those of `one_pass_kernel`.
+    """Compute jsd or total variation, and its gradient. The parameters are those of `one_pass_kernel`.
 
-    For each row a program:
+    For each row a program, which works on three rows at a time:
 
       1. reduces the row after the next to its state, and sends it
       2. receives the state of the next row, sums its divergences from the mixture, and sends them
       3. receives the divergences of this row, stores its gradient, and starts to copy a row into the freed places
     """
-    gl.static_assert(SPEC.SLOTS > 0 and SPEC.LOSS == "jsd")
+    gl.static_assert(SPEC.SLOTS > 0 and layouts.compares_softmaxes(SPEC))
     TILES: gl.constexpr = SPEC.TILES
     FIRST: gl.constexpr = layouts.numbers_in_state(SPEC)
     walk = rows.open_walk(logits, target, grad, mailbox, n_rows, n_columns, n_parts, part_columns, n_valid,

@@ -75,7 +75,7 @@ def exponents(values, scale, reference, SOFTCAP: gl.constexpr):
 
 @gluon.jit
 def mixture_shift(state):
-    """For jsd: a term of the exponents of target logits. With it they exceed those of logits by log2(q / p)."""
+    """A term of the exponents of target logits. With it they exceed those of logits by log2(q / p)."""
     return gl.log2(state.s) - gl.log2(state.s_t)
 
 
@@ -83,6 +83,7 @@ def mixture_shift(state):
 def over_mixture(x, t, SPEC: gl.constexpr):
     """For jsd: from exponents with t - x = log2(q / p) the logarithms of mixture / p and mixture / q.
 
+    For total variation in their place sign(q - p) / 2 and sign(p - q) / 2, times log2(e).
     Also returns the smaller one of p and q divided by the larger one, and the larger one of x and t.
     """
     x = gl.maximum(x, -1e30)  # the difference of two infinities would be NaN
@@ -90,9 +91,13 @@ def over_mixture(x, t, SPEC: gl.constexpr):
     difference = t - x
     above = gl.maximum(difference, 0.0)
     ratio = ptx.exp2(0.0 - gl.abs(difference))
-    weight = gl.where(difference > 0.0, SPEC.BETA, 1.0 - SPEC.BETA)
-    base = ptx.log2(gl.fma(ratio, 1.0 - weight, weight))
-    return base + above, base + (above - difference), ratio, gl.maximum(x, t)
+    if SPEC.LOSS == "total_variation":
+        half = gl.where(difference < 0.0, -LOG2_E / 2, gl.where(difference > 0.0, LOG2_E / 2, 0.0))
+        return half, 0.0 - half, ratio, gl.maximum(x, t)
+    else:
+        weight = gl.where(difference > 0.0, SPEC.BETA, 1.0 - SPEC.BETA)
+        base = ptx.log2(gl.fma(ratio, 1.0 - weight, weight))
+        return base + above, base + (above - difference), ratio, gl.maximum(x, t)
 
 
 @gluon.jit
@@ -165,11 +170,11 @@ def tile_state(walk, x, t, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
             a = ptx.sum_products_in_thread(exp_t, x)
         elif SPEC.LOSS == "forward_kl":
             a = ptx.sum_products_in_thread(exp_t, t - x)
-        elif SPEC.LOSS == "jsd":
-            a = s
-        else:
+        elif SPEC.LOSS == "reverse_kl":
             other = x - t
             a = ptx.sum_products_in_thread(exp_x, other)
+        else:
+            a = s
         state = _state(m, s, s, m_t, s_t, a, h)
         if layouts.keeps_raw(SPEC):
             return TileState(state, raw_x, raw_t)

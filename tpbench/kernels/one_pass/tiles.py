@@ -156,7 +156,7 @@ class Factors(NamedTuple):
     reference_t: Any
     """(ROWS, 1): the reference of the exponents of target logits."""
     shift: Any
-    """(ROWS, 1): for jsd `states.mixture_shift`."""
+    """(ROWS, 1): for losses that compare softmaxes `states.mixture_shift`."""
     factor: Any
     """(ROWS, LANES): all scales over the sum of exponentials. 0 for rows that do not count."""
     second: Any
@@ -188,7 +188,7 @@ def gradient_factors(state, terms, counts, SPEC: gl.constexpr):
 
     state: (ROWS,) of the whole vocabulary. terms: `RowTerms` of the rows. counts: (ROWS,) rows with a gradient.
     """
-    if SPEC.LOSS == "reverse_kl" or SPEC.LOSS == "jsd":
+    if SPEC.LOSS == "reverse_kl" or layouts.compares_softmaxes(SPEC):
         factor = terms.on_p * LN_2 / state.s
     else:
         factor = terms.on_p / state.s
@@ -207,9 +207,9 @@ def gradient_factors(state, terms, counts, SPEC: gl.constexpr):
     second = factor
     if not layouts.has_labels(SPEC):
         reference_t = layouts.row_to_thread(reference(state.m_t), SPEC)
-        if SPEC.LOSS == "jsd":
+        if layouts.compares_softmaxes(SPEC):
             shift = layouts.row_to_thread(states.mixture_shift(state), SPEC)
-        if SPEC.LOSS == "reverse_kl" or SPEC.LOSS == "jsd":
+        if SPEC.LOSS == "reverse_kl" or layouts.compares_softmaxes(SPEC):
             second = zero + layouts.row_to_thread(terms.on_target * states.LOG2_E, SPEC)
         else:
             on_target = (0.0 - terms.on_target) / state.s_t
@@ -286,11 +286,11 @@ def store_from_logits(walk, raw, factors, row, exists, tile_of_row: gl.constexpr
         g = times_factor(g, x, factor, options, SPEC)
     else:
         t, _ = states.exponents(raw[1], walk.scales.target, factors.reference_t[:, None, :, None], SPEC.TARGET_SOFTCAP)
-        if SPEC.LOSS == "reverse_kl" or SPEC.LOSS == "jsd":
+        if SPEC.LOSS == "reverse_kl" or layouts.compares_softmaxes(SPEC):
             # The mean joins as a term: subtracted from a large reference it would lose that reference's last bits.
             offset = 0.0 - factors.factor * factors.second
             difference = x - t
-            if SPEC.LOSS == "jsd":
+            if layouts.compares_softmaxes(SPEC):
                 difference, _, _, _ = states.over_mixture(x, t + factors.shift[:, None, :, None], SPEC)
                 difference = 0.0 - difference
             of_row = gl.fma(difference, factor, offset[:, None, :, None])

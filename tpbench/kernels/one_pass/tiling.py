@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 from triton import next_power_of_2
 from triton.runtime import driver
 
+from tpbench.kernels import COMPARING_LOSSES
 from tpbench.kernels.block_caps import measured_cap
 
 TILE_BYTES = 32768
@@ -187,7 +188,7 @@ def tiling(
     """
     share = columns if world_size == 1 else share
     cap = measured_cap("one_read", loss, share) if block_cap == "auto" else int(block_cap)
-    has_labels, mixture = loss == "cross_entropy", loss == "jsd"
+    has_labels, mixture = loss == "cross_entropy", loss in COMPARING_LOSSES
     column_bytes = itemsize * (1 if has_labels else 2)  # the logit and, unless the target is a label, the target logit
     shape = _shape(share, world_size, has_labels, mixture, column_bytes, cap, top_k, options, limits)
     part_columns = shape.part_columns

@@ -41,12 +41,20 @@ def statistics_kernel(
 
 
 @triton.jit
-def to_mixture(log_p, log_q, BETA: tl.constexpr):
-    """log of ((1 - BETA) p + BETA q) / p, and of the same over q. An infinite one has the weight p or q of 0."""
+def to_mixture(log_p, log_q, SPEC: tl.constexpr):
+    """log of ((1 - BETA) p + BETA q) / p, and of the same over q. An infinite one has the weight p or q of 0.
+
+    For total variation in their place sign(q - p) / 2 and sign(p - q) / 2.
+    """
+    BETA: tl.constexpr = SPEC.BETA
     difference = log_q - log_p
-    u = tl.exp(-tl.abs(difference))
-    base = tl.log(tl.where(difference > 0.0, BETA + (1.0 - BETA) * u, (1.0 - BETA) + BETA * u))
-    return base + tl.maximum(difference, 0.0), base + tl.maximum(-difference, 0.0)
+    if SPEC.LOSS == "total_variation":
+        half = tl.where(difference > 0.0, 0.5, tl.where(difference < 0.0, -0.5, 0.0))
+        return half, -half
+    else:
+        u = tl.exp(-tl.abs(difference))
+        base = tl.log(tl.where(difference > 0.0, BETA + (1.0 - BETA) * u, (1.0 - BETA) + BETA * u))
+        return base + tl.maximum(difference, 0.0), base + tl.maximum(-difference, 0.0)
 
 
 @triton.jit
@@ -54,7 +62,10 @@ def mixture_kernel(
     logits, target, gathered, row_weight, divergences, n_rows, world_size, strides, shard, scales, WIDTH: tl.constexpr,
     SPEC: tl.constexpr,
 ):  # fmt: skip
-    """Store the shard's part of KL(p || mixture) and KL(q || mixture) of each row to `divergences`, (2, n_rows)."""
+    """Store the shard's part of KL(p || mixture) and KL(q || mixture) of each row to `divergences`, (2, n_rows).
+
+    For total variation they are the sums that `RowInputs` describes.
+    """
     row, exists, counts, _label = rows_of_program(target, row_weight, n_rows, shard, SPEC)
     state = gathered_state(gathered, row, exists, n_rows, world_size, WIDTH, SPEC)
     softmax = softmax_of_rows(state, state.m, 1.0, SPEC)
@@ -67,7 +78,7 @@ def mixture_kernel(
         t = load_capped(target, row * strides.target_row, column * strides.target_column, mask, SPEC.TARGET_SOFTCAP)
         log_p = x * scales.logits - reference(state.m)[:, None] - softmax.log_s[:, None]
         log_q = t * scales.target - reference(state.m_t)[:, None] - softmax.log_s_t[:, None]
-        over_p, over_q = to_mixture(log_p, log_q, SPEC.BETA)
+        over_p, over_q = to_mixture(log_p, log_q, SPEC)
         of_p -= tl.sum(weigh(tl.exp(log_p), over_p), axis=1)
         of_q -= tl.sum(weigh(tl.exp(log_q), over_q), axis=1)
     tl.store(divergences + row, of_p, mask=exists)
@@ -168,11 +179,11 @@ def loss_and_gradient_kernel(
                 t = t * scales.target - reference(state.m_t)[:, None]
                 if SPEC.LOSS == "reverse_kl":
                     g = weigh(g, (x - t) - on_target)
-                elif SPEC.LOSS == "jsd":
-                    over_p, _ = to_mixture(x - softmax.log_s[:, None], t - softmax.log_s_t[:, None], SPEC.BETA)
-                    g = weigh(g, -over_p - on_target)
-                else:
+                elif SPEC.LOSS == "soft_cross_entropy" or SPEC.LOSS == "forward_kl":
                     g = g - tl.exp(t) * on_target
+                else:
+                    over_p, _ = to_mixture(x - softmax.log_s[:, None], t - softmax.log_s_t[:, None], SPEC)
+                    g = weigh(g, -over_p - on_target)
             if ENTROPY_GRAD:
                 g = g - weigh(exp_x, x - mean_x) * on_entropy
             if SPEC.SOFTCAP > 0:

@@ -10,6 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
+from tpbench.kernels import COMPARING_LOSSES
 from tpbench.kernels.block_caps import measured_cap
 from tpbench.kernels.cached_launch import INTERPRETED, cached_launch, launching
 from tpbench.kernels.columns import RowColumns
@@ -74,7 +75,7 @@ def launch(loss: RowLoss, logits: Tensor, target: KernelTarget, rows: Rows) -> L
         pointers = (logits, target, statistics, inputs.row_weight, inputs.row_temperature)
         compiled.append(states(programs, pointers, (n_rows, strides, shard), scales))
         gathered = gather_by_rank(statistics, loss.group, vocabulary.world_size)
-        if loss.loss == "jsd":
+        if loss.loss in COMPARING_LOSSES:
             part = torch.empty((2, n_rows), dtype=torch.float32, device=logits.device)
             mixture = cached_launch(kernels.mixture_kernel, WIDTH=width, SPEC=spec, **options)
             integers = (n_rows, vocabulary.world_size, strides, shard)
@@ -107,7 +108,7 @@ def launch(loss: RowLoss, logits: Tensor, target: KernelTarget, rows: Rows) -> L
         launch(loss, logits, target, Rows(outputs, inputs, grad, total=total, mean=mean, count=count))
 
     needs_more = rows.accumulate or rows.inverse_count is not None or spec.TEMPERATURES or objective is not None
-    numbers = width + 2 * (loss.loss == "jsd")  # of each row, for every other rank
+    numbers = width + 2 * (loss.loss in COMPARING_LOSSES)  # of each row, for every other rank
     bytes_sent = (vocabulary.world_size - 1) * n_rows * numbers * 4
     if at is not None:  # an all-reduce
         bytes_sent += 2 * at.log_p.nbytes * (vocabulary.world_size - 1) // vocabulary.world_size

@@ -148,14 +148,14 @@ def tile_state(x, t, mask, columns, SPEC: tl.constexpr):
         t = t - reference(m_t)[:, None]
         exp_t = tl.exp(t)
         s_t = tl.sum(exp_t, axis=1)
-        if SPEC.LOSS == "jsd":
-            terms = exp_t * 0.0
-        elif SPEC.LOSS == "soft_cross_entropy":
+        if SPEC.LOSS == "soft_cross_entropy":
             terms = weigh(exp_t, x)
         elif SPEC.LOSS == "forward_kl":
             terms = weigh(exp_t, t - x)
-        else:
+        elif SPEC.LOSS == "reverse_kl":
             terms = weigh(exp_x, x - t)
+        else:
+            terms = exp_t * 0.0
         return state_of((m, s, m_t, s_t, tl.sum(terms, axis=1), h), SPEC)
 
 

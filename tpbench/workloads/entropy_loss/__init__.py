@@ -8,7 +8,8 @@ logits). For the losses against target logits, q = softmax(logits_scale / temper
 - soft_cross_entropy: -sum(q log p)
 - forward_kl: KL(q || p) = sum(q (log q - log p))
 - reverse_kl: KL(p || q) = sum(p (log p - log q))
-- jsd: (KL(q || m) + KL(p || m)) / 2 with m = (p + q) / 2.
+- jsd: (KL(q || m) + KL(p || m)) / 2 with m = (p + q) / 2
+- total_variation: sum(|p - q|) / 2.
 
 An iteration computes each row's loss, the mean over the rows that count, and the mean's gradient by the local logits. A
 temperature softens the targets only (Fast-LLM's convention). To soften both distributions, set `logits_scale`.

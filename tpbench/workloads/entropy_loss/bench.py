@@ -69,7 +69,8 @@ class Oracle(LossOracle):
 
         Errors below half the smallest number of the dtype don't count, nor do those of fp32 where the terms of a row
         cancel. The bound of an element is two roundings to the dtype, and the arithmetic of its terms: the label's
-        element has almost the whole norm of a row, whose error would allow any error of the softmax.
+        element has almost the whole norm of a row, whose error would allow any error of the softmax. A sign of total
+        variation that the arithmetic may change moves its element by p, and those of its row by p times that.
         """
         dtype = self.shard.logits.dtype
         kind = torch.finfo(dtype)
@@ -80,9 +81,14 @@ class Oracle(LossOracle):
             terms = slopes.add_(shares)
             if "grad" in comparison.got:
                 got = output.grad[rows].double() * output.grad_factor
-                least = self.sum(terms.square().sum(-1)).sqrt() * (arithmetic / comparison.limits["grad_error"])
+                allowed, errors = rounding(right, dtype).add_(self._arithmetic(terms)), terms * arithmetic
+                if self.signs is not None:
+                    p, gap = self.signs
+                    undecided = p.where(gap.abs() < 2 * ELEMENT_ARITHMETIC * self.steep, 0.0)
+                    moved = undecided.add_(p * self.sum(undecided.sum(-1))[:, None]) * (self.scale * self.inverse_count)
+                    allowed, errors = allowed.add_(moved), errors.add_(moved, alpha=2.0)
+                least = self.sum(errors.square().sum(-1)).sqrt() / comparison.limits["grad_error"]
                 comparison.rows("grad", got, right, slack, rows.start, least=least, over_ranks=self.sum)
-                allowed = rounding(right, dtype).add_(self._arithmetic(terms))
                 comparison.bounds("grad", right, allowed, got=got, first_row=rows.start)
 
     def _arithmetic(self, terms: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
-from tpbench.kernels import LABEL_LOSSES
+from tpbench.kernels import COMPARING_LOSSES, LABEL_LOSSES
 from tpbench.workloads.entropy_loss.problem import WORKLOAD
 from tpbench.workloads.sizes import ITEM_BYTES
 
@@ -100,7 +100,7 @@ def exchanges_of(name: str) -> str:
 def sends_parts(label: str, loss: str) -> bool:
     """Return true if ranks exchange the numbers of each part of a row, through memory that they share."""
     name, *options = label.split()
-    return exchanges_of(name) == "numbers of parts" and "exchange=nccl" not in options and loss != "jsd"
+    return exchanges_of(name) == "numbers of parts" and "exchange=nccl" not in options and loss not in COMPARING_LOSSES
 
 
 def parts_of_row(size: LossSize) -> int:

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, Literal
 
 from tpbench.columns import Column
-from tpbench.kernels import Loss
+from tpbench.kernels import COMPARING_LOSSES, Loss
 from tpbench.settings import setting
 from tpbench.workloads import Pivot, Study, Variant, Workload, losses
 from tpbench.workloads.losses import bytes_of_rows, first_of, labels_on_one_rank, other_losses, uneven
@@ -104,8 +104,8 @@ WORKLOAD = EntropyLossWorkload(
 def _no_such_exchange(problem: EntropyLoss, tp_size: int) -> str | None:
     if problem.exchange == "all_reduce":
         return "exchange=all_reduce is of pytorch_tp_manual"
-    if problem.loss == "jsd" and problem.algorithm == "two_reads":
-        return "loss=jsd is algorithm=two_kernels or one_read"
+    if problem.loss in COMPARING_LOSSES and problem.algorithm == "two_reads":
+        return f"loss={problem.loss} is algorithm=two_kernels or one_read"
     if tp_size > 1 and problem.algorithm == "two_reads":
         return "algorithm=two_reads makes loss and gradient in one kernel: over ranks the exchange lies between them"
     exchanges = {"two_kernels": ("nccl",), "one_read": ("symmetric", "yielding")}.get(problem.algorithm)
@@ -115,12 +115,14 @@ def _no_such_exchange(problem: EntropyLoss, tp_size: int) -> str | None:
 
 
 def _manual(problem: EntropyLoss, tp_size: int) -> str | None:
-    return "it has no jsd and no top_k" if problem.loss == "jsd" or problem.top_k else None
+    if problem.loss in COMPARING_LOSSES or problem.top_k:
+        return f"it has no {'top_k' if problem.top_k else problem.loss}"
+    return None
 
 
 def _gather(problem: EntropyLoss, tp_size: int) -> str | None:
     # In fp16, gradients by many columns are subnormal: errors of 0.07 to 0.34 were measured for 2^15 and 2^17.
-    inexact = problem.loss in ("jsd", "policy") or (problem.dtype == "float16" and not problem.from_labels)
+    inexact = problem.loss in (*COMPARING_LOSSES, "policy") or (problem.dtype == "float16" and not problem.from_labels)
     too_inexact = f"{problem.loss} that is computed in {problem.dtype} is too inexact"
     return too_inexact if inexact and problem.compute_dtype == "logits" else None
 
@@ -130,8 +132,8 @@ def _bf16_only(problem: EntropyLoss, tp_size: int) -> str | None:
 
 
 def _fast_llm(problem: EntropyLoss, tp_size: int) -> str | None:
-    if problem.top_k or problem.kl_weight or problem.loss == "jsd":
-        return "it has no top_k, no jsd, and no divergence from a reference policy"
+    if problem.top_k or problem.kl_weight or problem.loss in COMPARING_LOSSES:
+        return f"it has no top_k, no {' and no '.join(COMPARING_LOSSES)}, and no divergence from a reference policy"
     return uneven(problem, tp_size) if problem.from_labels else None
 
 

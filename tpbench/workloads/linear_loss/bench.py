@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.comm.collectives import gather_rows
+from tpbench.kernels import COMPARING_LOSSES
 from tpbench.measure.ranks import gather_number
 from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.measure.timers import do_nothing
@@ -124,8 +125,15 @@ class Oracle(LossOracle):
         if problem.is_policy:  # the error of a ratio counts in each column
             common += self.reduce(deviation.amax(1), dist.ReduceOp.MAX)
         omitted = shares.where(shares < omits_below * self.scale * self.inverse_count, 0.0) if omits_below else None
+        flips: Tensor | float = 0.0
+        if self.signs is not None:  # of total variation: where rounding decides the sign, it moves the element by p
+            _, gap = self.signs
+            spread = self.sum((mass * (1.0 + (-gap).exp()) * deviation).square().sum(1))  # of both sums of exponentials
+            undecided = gap.abs() < 4.0 * (deviation + (spread.sqrt() / whole)[:, None])
+            flips = mass.where(undecided, 0.0).square() / 2
+            common = common.hypot(self.sum(flips.sum(1)).sqrt() / whole)
         eps, underflow = torch.finfo(self.dtype).eps, self.steep * smallest(self.dtype)
-        variance = (moved * deviation).square_().add_((grad * eps).square_().div_(12)).add_(underflow**2 / 4)
+        variance = (moved * deviation).square_().add_((grad * eps).square_().div_(12)).add_(underflow**2 / 4) + flips
         shared = (moved * common[:, None]).add_(underflow / 2) + of_sum
         if problem.top_k:  # other columns may get the rounding errors of a sum over the k, times their p
             shared += arithmetic * self.reduce((slopes + shares).amax(1), dist.ReduceOp.MAX)[:, None]
@@ -134,7 +142,7 @@ class Oracle(LossOracle):
     def losses(self, log_p: Tensor, log_q: Tensor | None, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
         """Return the losses of rows and their terms, also of an upstream objective, or of a function as the loss."""
         loss, slopes, shares = super().losses(log_p, log_q, rows)
-        is_divergence = self.problem.loss in ("reverse_kl", "jsd") and self.top is None
+        is_divergence = self.problem.loss in ("reverse_kl", *COMPARING_LOSSES) and self.top is None
         self.mass = log_p.exp() if is_divergence else None
         upstream: Any = self.shard.upstream
         if self.problem.objective:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast
 
-from tpbench.kernels import LABEL_LOSSES, KernelLoss
+from tpbench.kernels import COMPARING_LOSSES, LABEL_LOSSES, KernelLoss
 from tpbench.settings import setting
 from tpbench.workloads import Workload
 
@@ -94,8 +94,9 @@ class LossProblem:
             complaints.append(f"ignored={self.ignored} needs labels: only {', '.join(LABEL_LOSSES)} have them")
         if self.kl_weight and loss != "policy":
             complaints.append(f"kl_weight={self.kl_weight} is a term of loss=policy")
-        if self.top_k and (self.from_labels or loss == "jsd" or self.top_k > self.vocab):
-            complaints.append(f"top_k={self.top_k} needs target logits, no jsd, and a vocab of at least {self.top_k}")
+        if self.top_k and (self.from_labels or loss in COMPARING_LOSSES or self.top_k > self.vocab):
+            valid = "soft_cross_entropy, forward_kl or reverse_kl"
+            complaints.append(f"top_k={self.top_k} needs loss={valid}, and a vocab of at least {self.top_k}")
         return complaints
 
 

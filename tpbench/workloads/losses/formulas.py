@@ -93,6 +93,8 @@ def _row_losses(problem: LossProblem, x: Tensor, target: Any, rows: Mapping[str,
             return _kl_div(log_p, log_q)
         if problem.loss == "reverse_kl":
             return _kl_div(log_q, log_p if indices is None else log_p.log_softmax(-1))
+        if problem.loss == "total_variation":
+            return (log_p.exp() - log_q.exp()).abs().sum(-1) / 2
         mixture = torch.logaddexp(log_p + math.log(1 - JSD_BETA), log_q + math.log(JSD_BETA))
         return JSD_BETA * _kl_div(mixture, log_q) + (1 - JSD_BETA) * _kl_div(mixture, log_p)
     logprob: Tensor = -F.cross_entropy(x, target, ignore_index=IGNORED, reduction="none")

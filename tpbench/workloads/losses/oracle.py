@@ -40,6 +40,8 @@ class LossOracle(ABC):
         if labels is not None:
             self.counts = (labels >= 0) & (labels < problem.vocab)
         self.inverse_count = 1.0 / max(1, int(self.counts.sum()))
+        self.signs: tuple[Tensor, Tensor] | None = None
+        """For total variation p and log p - log q of the last block, whose sign rounding decides where it is small."""
 
     @abstractmethod
     def logits(self, rows: slice) -> tuple[Tensor, Tensor | None]:
@@ -148,6 +150,10 @@ class LossOracle(ABC):
 
     def _of_target_logits(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         p, q = log_p.exp(), log_q.exp()
+        if self.problem.loss == "total_variation":
+            slopes = p * (p - q).sign() / 2
+            self.signs = p, log_p - log_q
+            return self.sum((p - q).abs().sum(-1)) / 2, slopes, self.sum(slopes.sum(-1))[:, None] * p
         if self.problem.loss == "jsd":
             log_mixture = torch.logaddexp(log_q + math.log(JSD_BETA), log_p + math.log1p(-JSD_BETA))
             slopes = (1 - JSD_BETA) * weighted(p, log_p - log_mixture)

@@ -54,7 +54,7 @@ def verdicts(here: Rank, cell: EntropyLoss, variant: str, has_defects: bool) -> 
 
 @pytest.mark.parametrize("vocab", [1000, 32768, 131072, 151936])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("loss", ["cross_entropy", "reverse_kl"])
+@pytest.mark.parametrize("loss", ["cross_entropy", "reverse_kl", "total_variation"])
 def test_each_defect_is_found_and_nothing_else(loss: str, dtype: str, vocab: int) -> None:
     if not enough_gpus(2):
         pytest.skip("needs 2 GPUs")
@@ -62,7 +62,7 @@ def test_each_defect_is_found_and_nothing_else(loss: str, dtype: str, vocab: int
         pytest.skip("131072 columns suffice for each change")
     cell = problem(tokens=4, vocab=vocab, dtype=dtype, loss=loss)
     for seed in SEEDS if vocab == 1000 else LARGE_SEEDS:
-        found = run_on_ranks(2, verdicts, replace(cell, seed=seed), "pytorch_tp_manual", True)[0]
+        found = run_on_ranks(2, verdicts, replace(cell, seed=seed), "triton_tp", True)[0]
         assert found.pop("right") == [None, None], seed
         unseen = [name for name, wrong in found.items() if not any(wrong)]
         assert not unseen, (seed, unseen)

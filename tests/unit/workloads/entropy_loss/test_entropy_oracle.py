@@ -29,6 +29,7 @@ TORCH_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "forward_kl": lambda x, t: kl_divergence(x.log_softmax(-1), t.log_softmax(-1)),
     "reverse_kl": lambda x, t: kl_divergence(t.log_softmax(-1), x.log_softmax(-1)),
     "jsd": lambda x, t: _jsd(x.log_softmax(-1), t.log_softmax(-1)),
+    "total_variation": lambda x, t: (x.softmax(-1) - t.softmax(-1)).abs().sum(-1).mean() / 2,
 }
 """By loss, torch's own mean over the rows, from scaled logits and from labels or scaled target logits."""
 
@@ -165,7 +166,7 @@ def test_a_wrong_softmax_is_detected_over_many_columns() -> None:
     assert oracle.compare(dataclasses.replace(output, grad=labels_alone)).wrong is not None
 
 
-@pytest.mark.parametrize(("loss", "scale"), [("reverse_kl", 30.0), ("jsd", 8.0)])
+@pytest.mark.parametrize(("loss", "scale"), [("reverse_kl", 30.0), ("jsd", 8.0), ("total_variation", 8.0)])
 def test_gradients_whose_terms_cancel_are_right(loss: str, scale: float) -> None:
     """If almost all of p is in one column, two terms of a gradient cancel to less than their roundings in fp32."""
     cell = problem(loss=loss, dtype="float32", logits_scale=scale)

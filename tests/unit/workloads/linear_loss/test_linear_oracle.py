@@ -44,6 +44,7 @@ def exact(cell: LinearLoss, shard: Shard) -> Output:
             "soft_cross_entropy": -log_q.exp() * log_p, "forward_kl": log_q.exp() * (log_q - log_p),
             "reverse_kl": log_p.exp() * (log_p - log_q),
             "jsd": (log_q.exp() * (log_q - mixture) + log_p.exp() * (log_p - mixture)) / 2,
+            "total_variation": (log_p.exp() - log_q.exp()).abs() / 2,
         }  # fmt: skip
         rows, count = terms[cell.loss].sum(-1), cell.tokens
     loss = rows.sum() / count
