@@ -202,4 +202,5 @@ def entropy_loss(
     rows = Rows.of_call(loss_of_row, n_rows, device, inputs, divisor, gradient, isinstance(grad, Tensor), objective)
     how = launch_rows(loss_of_row, logits, of_target, rows)
     metrics = None if objective is None else {name: values for name, (values,) in objective.metrics.items()}
-    return EntropyLossResult(rows.loss, *rows.outputs, rows.grad, how, metrics=metrics)
+    loss_of_call = rows.outputs.loss if rows.total is None else rows.total
+    return EntropyLossResult(loss_of_call, *rows.outputs, rows.grad, how, metrics=metrics)

@@ -159,8 +159,7 @@ class EntropyLoss(_LossModule):
         super().__init__(entropy_loss, {"grad", "entropy"}, settings)
         checks.choice("in_place", in_place, False, True)
         self.in_place = in_place
-        in_graphs = self.options.objective is None and not self.options.correct
-        self.text = compiled.text_of(self.settings) if in_graphs else None
+        self.text = None if self.options.objective or self.options.correct else compiled.text_of(self.settings)
         self.remembered = RepeatedCalls()
 
     def extra_repr(self) -> str:

@@ -88,8 +88,7 @@ class Objective:
             if not isinstance(values, Tensor):
                 raise TypeError(f"{of}, got {type(values).__name__}")
             if values.device != device or values.shape[:1] != (rows,):
-                got = f"{tuple(values.shape)} on {values.device}"
-                raise ValueError(f"{of}, of shape ({rows}, ...) on {device}, got {got}")
+                raise ValueError(f"{of}, of shape ({rows}, ...) on {device}, got {(*values.shape,)} on {values.device}")
         if columns is not None and (columns.dim() != 2 or columns.dtype not in (torch.int32, torch.int64)):
             raise ValueError(f"columns must be ({rows}, k) in int64 or int32, got {(*columns.shape,)} {columns.dtype}")
         if lengths is None and "sequences" in self.computed:
@@ -172,7 +171,7 @@ class RowObjective:
         columns, rows, device = arguments["columns"], len(ignored), ignored.device
         form_of_call = objective.name, objective.needed, objective.optional, rows, group
         is_new = form_of_call not in _agreed
-        several = is_new and group is not None and group.size() > 1
+        peers = group if is_new and group is not None and group.size() > 1 else None
         error: Exception | None = None
         forms: dict[str, Any] = {}
         try:
@@ -183,7 +182,7 @@ class RowObjective:
                     raise ValueError(
                         f"columns must be from 0 to {vocab_size - 1} in rows that count, got {columns[outside][0]}"
                     )
-            if several and rows:
+            if peers is not None and rows:
                 tensors = {**row_inputs, **({} if columns is None else {"columns": columns})}
                 forms = {name: [str(values.dtype), *values.shape] for name, values in sorted(tensors.items())}
                 forms["sequence_lengths"] = lengths and list(lengths)
@@ -194,9 +193,8 @@ class RowObjective:
                 trial.run(RowOutputs(zeros.clone(), zeros, zeros), RowInputs(), 1.0, True, of_columns)
         except (RuntimeError, TypeError, ValueError) as raised:
             error = raised
-        if several:
-            assert group is not None
-            of_ranks = gather_values(["" if error is None else str(error), forms], group, device)
+        if peers is not None:
+            of_ranks = gather_values(["" if error is None else str(error), forms], peers, device)
             first = of_ranks[0][1]
             for rank, (text, there) in enumerate(of_ranks):
                 name = next((name for name in there | first if there.get(name) != first.get(name)), "")

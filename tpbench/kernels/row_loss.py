@@ -350,9 +350,3 @@ class Rows:
         return cls(
             outputs, inputs, grad, accumulate, empty(loss.reduction != "none"), mean, count, inverse_count, objective
         )  # fmt: skip
-
-    @property
-    def loss(self) -> Tensor:
-        """The loss of the call: `total`, or the losses of rows."""
-        loss: Tensor = self.outputs.loss if self.total is None else self.total
-        return loss

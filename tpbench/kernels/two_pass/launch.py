@@ -158,7 +158,7 @@ def reduced(rows: Rows, inverse_count: Tensor | None) -> Tensor:
         kernel = cached_launch(kernels.reduce_kernel, BLOCK=_REDUCE_BLOCK, num_warps=8)
         with launching(row_loss.device):
             kernel(1, (row_loss, inverse_count, rows.total), (len(row_loss),), (rows.mean,))
-    return rows.loss
+    return row_loss if rows.total is None else rows.total
 
 
 def scale_rows(grad: Tensor, factor: Tensor, divisor: float = 1.0) -> None:
