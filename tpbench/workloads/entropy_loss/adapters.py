@@ -99,6 +99,8 @@ def megatron_fused(problem: EntropyLoss, shard: Shard) -> Step:
     """https://github.com/NVIDIA/Megatron-LM: its cross_entropy_loss_fusion, parts that torch.compile fuses."""
     from megatron.core.fusions.fused_cross_entropy import fused_vocab_parallel_cross_entropy
 
+    # From its second size on, torch would make slower kernels for any size. A training run has one, and a sweep many.
+    torch._dynamo.config.automatic_dynamic_shapes, torch._dynamo.config.recompile_limit = False, 1000
     return _megatron(shard, fused_vocab_parallel_cross_entropy)
 
 
