@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tpbench.kernels import COMPARING_LOSSES
 from tpbench.workloads.entropy_loss.inputs import Output, Shard, Step
 from tpbench.workloads.entropy_loss.problem import EntropyLoss
 from tpbench.workloads.lone_module import import_alone
@@ -28,19 +29,21 @@ def torch_loss_parallel(problem: EntropyLoss, shard: Shard) -> Step:
 
 
 def liger(problem: EntropyLoss, shard: Shard) -> Step:
-    """https://github.com/linkedin/Liger-Kernel: cross-entropy on one rank and over ranks, JSD and GRPO."""
+    """https://github.com/linkedin/Liger-Kernel: cross-entropy on one rank and over ranks, JSD, TVD and GRPO."""
     if problem.loss == "policy":
         return _liger_grpo(problem, shard)
-    if problem.loss == "jsd":
-        from liger_kernel.transformers import LigerJSD
+    if problem.loss in COMPARING_LOSSES:
+        from liger_kernel.transformers import LigerJSD, LigerTVDLoss
 
-        jsd = LigerJSD(beta=formulas.JSD_BETA)
+        of_logs = problem.loss == "jsd"
+        function = LigerJSD(beta=formulas.JSD_BETA) if of_logs else LigerTVDLoss()
+        softmax = torch.log_softmax if of_logs else torch.softmax
 
-        def jsd_of(logits: Tensor) -> Tensor:
+        def loss_of(logits: Tensor) -> Tensor:
             pairs = (logits, problem.scale), (shard.target, problem.target_scale)
-            return jsd(*((x.float() * scale).log_softmax(-1) for x, scale in pairs))  # type: ignore[no-any-return]
+            return function(*(softmax(x.float() * scale, -1) for x, scale in pairs))  # type: ignore[no-any-return]
 
-        return _step(shard, jsd_of)
+        return _step(shard, loss_of)
     if shard.group is not None:
         from liger_kernel.transformers import LigerVocabParallelCrossEntropy
 

@@ -138,7 +138,7 @@ def _fast_llm(problem: EntropyLoss, tp_size: int) -> str | None:
 
 
 def _liger(problem: EntropyLoss, tp_size: int) -> str | None:
-    if problem.loss not in ("jsd", "policy"):
+    if problem.loss not in (*COMPARING_LOSSES, "policy"):
         return losses.labels_of_even_shards(problem, tp_size)
     if tp_size > 1 or problem.compute_dtype != "float32":
         return "for this loss it is for one GPU, and has no compute_dtype"
