@@ -8,6 +8,7 @@ import pytest
 from tests.support.planned_jobs import job
 from tests.support.slurm_commands import SlurmCommands
 from tpbench.launcher.options import SlurmSettings
+from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.cluster import Layout, Partition, rejection_message, states
 from tpbench.settings import JobError
 
@@ -68,9 +69,24 @@ def test_a_partition_is_read_from_sinfo(tmp_path: Path, monkeypatch: pytest.Monk
     assert Partition.find(SlurmSettings(partition="gpu")) == Partition(10, 64, nodes=10)
     with pytest.raises(JobError, match="called nosuch"):
         Partition.find(SlurmSettings(partition="nosuch"))
+    Partition.find(SlurmSettings(cpus_per_task=65))  # `32+` may be 128
+    slurm.answer(sinfo="echo 'cpu*|12|16|(null)'")
+    with pytest.raises(JobError, match="cpus_per_task=17: the largest node has 16 CPUs"):
+        Partition.find(SlurmSettings(cpus_per_task=17))
     slurm.answer(sinfo="echo no controller >&2; exit 1")
     with pytest.raises(JobError, match="none answers: sinfo says no controller"):
         Partition.find(SlurmSettings())
+
+
+def test_a_line_names_the_command_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    SlurmCommands(tmp_path, monkeypatch, sinfo="exec sleep 600")
+    monkeypatch.setattr(cluster, "QUIET_S", 0.1)
+    monkeypatch.setattr(cluster, "ANSWER_S", 1.0)
+    with pytest.raises(JobError, match="sinfo says nothing in 1 s"):
+        Partition.find(SlurmSettings())
+    assert "sinfo of Slurm has not answered for 0 s" in capsys.readouterr().err
 
 
 def test_states_come_from_the_queue_and_then_from_the_accounting(

@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -16,6 +17,7 @@ from typing import Literal, NamedTuple, Self
 
 from tpbench.job import Job
 from tpbench.launcher import interrupts
+from tpbench.launcher.display import QUIET_S
 from tpbench.launcher.options import SlurmSettings
 from tpbench.launcher.planning.plan import PlanningTarget
 from tpbench.measure import machine
@@ -65,15 +67,21 @@ def states(job_ids: Iterable[str]) -> dict[str, str]:
 
 
 def answer(*command: str) -> subprocess.CompletedProcess[str]:
-    """Return what one of Slurm's commands answers; one that is silent for long has failed. Raises JobError."""
+    """Return what one of Slurm's commands answers; one that is silent for long has failed. Raises JobError.
+
+    A line says that it waits, because a plan asks Slurm before the progress of the sweep is shown.
+    """
     try:
         process = subprocess.Popen(command, text=True, stdin=DEVNULL, stdout=PIPE, stderr=PIPE)
     except FileNotFoundError:
         raise JobError(f"this needs Slurm's commands: there is no {command[0]} here") from None
-    deadline = time.monotonic() + ANSWER_S
+    began = printed = time.monotonic()
     try:
-        while time.monotonic() < deadline:
+        while (now := time.monotonic()) < began + ANSWER_S:
             interrupts.check()
+            if now > printed + QUIET_S:
+                printed = now
+                print(f"{command[0]} of Slurm has not answered for {now - began:.0f} s", file=sys.stderr, flush=True)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 output, errors = process.communicate(timeout=0.2)
                 return subprocess.CompletedProcess(command, process.returncode, output, errors)
@@ -139,6 +147,10 @@ class Partition(PlanningTarget):
         for partition, number, _, _ in kinds:
             nodes[partition] += int(number)
         cores = max(int(re.sub(r"\D", "", cores) or 1) for _, _, cores, _ in kinds)
+        if (asked := settings.cpus_per_task or 0) > cores and not any("+" in kind[2] for kind in kinds):
+            raise JobError(
+                f"cpus_per_task={asked}: the largest node has {cores} CPUs, so Slurm would never start the job"
+            )
         gpus = max(sum(map(int, re.findall(r"gpu(?::[^:,(]+)?:(\d+)", gpus))) for _, _, _, gpus in kinds)
         if str(machine.version("torch")).endswith("+cpu"):  # it cannot use the GPUs that sinfo reports
             gpus = 0
