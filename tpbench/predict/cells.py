@@ -51,19 +51,17 @@ def slowdown_of(measured_on: str, gpu: str) -> float | None:
 
 
 def _of_present_code(frame: pd.DataFrame) -> list[MeasuredCell]:
-    """Return the newest cell of each variant and size. Older code counts unless a cell of both shows another time.
-
-    A row that was measured while other GPUs of its host had work doesn't count.
-    """
+    """Return the newest cell of each variant and size. Older code counts unless a cell of both shows another time."""
     code = [name for name in CODE if name in frame]
     versions = [rows for _, rows in frame.sort_values("started_at").groupby(code, dropna=False, sort=False)]
     present: dict[tuple[str, str], dict[LossSize, MeasuredCell]] = defaultdict(dict)
     for version in sorted(versions, key=lambda rows: rows["started_at"].max(), reverse=True):
         found: dict[tuple[str, str], dict[LossSize, MeasuredCell]] = defaultdict(dict)
         for row in (record for grid in arrange_rows(version) for record in grid.records):
-            on_one_host = row["device"] == "cuda" and (row["nodes"] or 1) == 1 and not row["beside"]
+            on_one_host = row["device"] == "cuda" and (row["nodes"] or 1) == 1
+            alone = on_one_host and not row["beside"]  # no other GPU of the host had work
             is_tuned = " block_cap=" in row.column
-            if on_one_host and is_measurement(row) and not is_tuned and (size := size_of(row)):
+            if alone and is_measurement(row) and not is_tuned and (size := size_of(row)):
                 found[row["gpu_name"], row.column][size] = MeasuredCell(row.column, size, row)
         for key, cells in found.items():
             newer = present[key]

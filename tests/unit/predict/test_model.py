@@ -29,6 +29,8 @@ def test_usable_rows(rows):
         measured(rows, "B300")
     with pytest.raises(JobError, match="was measured on a GPU"):
         measured(rows[rows.status == "skipped"])
+    with pytest.raises(JobError, match="was measured on a GPU"):
+        measured(rows.assign(beside="another-sweep"))
 
 
 def test_rows_of_replaced_code_are_not_those_of_today(tmp_path):
@@ -38,12 +40,6 @@ def test_rows_of_replaced_code_are_not_those_of_today(tmp_path):
     synthetic.write(new, tmp_path, "new")
     by_variant = Counter(cell.label for cell in measured(load(tmp_path)).cells)
     assert by_variant == {"triton_tp": 1, "pytorch_tp_manual": 14, "pytorch_gather": 14}
-
-
-def test_rows_measured_beside_other_work_do_not_count(tmp_path):
-    cells = [cell | {"beside": "another-sweep" if cell["tp_size"] > 1 else None} for cell in synthetic.cells()]
-    synthetic.write(cells, tmp_path)
-    assert {cell.size.tp_size for cell in measured(load(tmp_path)).cells} == {1}
 
 
 def test_extrapolation_has_a_larger_error(made):

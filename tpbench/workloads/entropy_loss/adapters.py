@@ -113,8 +113,7 @@ def _megatron(shard: Shard, function: Callable[..., Tensor]) -> Step:
     counts, overwrites = shard.target != IGNORED, shard.logits.dtype == torch.float32
 
     def row_losses(logits: Tensor) -> Tensor:
-        losses = function(logits[:, None], shard.target[:, None], tp_group=group)[:, 0]
-        return torch.where(counts, losses, 0.0)
+        return torch.where(counts, function(logits[:, None], shard.target[:, None], tp_group=group)[:, 0], 0.0)
 
     return _step(shard, row_losses, formulas.bytes_of_statistics(3, shard), of_rows=True, overwrites=overwrites)
 

@@ -30,8 +30,7 @@ def prepare(problem: Problem, shard: Shard) -> Step:
 
     if problem.autograd:
         run()  # the module doesn't say how it launched the same kernels
-        settings = {name: value for name, value in options.items() if name != "entropy" and name not in shard.rows}
-        module = EntropyLoss(**settings)
+        module = EntropyLoss(**{name: options[name] for name in options.keys() - {"entropy", *shard.rows}})
 
     def columns() -> dict[str, Any]:
         used = {"algorithm_used": last.algorithm, "block_used": last.block}
