@@ -54,10 +54,7 @@ class WordQueues(NamedTuple):
     """Words of one half of a buffer."""
     pitch: Any
     """int64: words between two numbers of one row. Each number of the state has a section for all rows."""
-    words: Any
-    """int64 pointer: this rank's buffer."""
-    failed: Any
-    """int32 pointer: set if a wait passes its limit."""
+    mailbox: Any
     buffers: Any
     """int64 (1, RANKS * SLOTS): address of the buffer that each queue is sent to."""
     own_queue: Any
@@ -68,10 +65,8 @@ class WordQueues(NamedTuple):
     """bool (1, RANKS * SLOTS): the slot has no part of the row."""
     queue: Any
     """int32 (RANKS * SLOTS,)"""
-    peer: Any
-    """int32 (RANKS * SLOTS,): the rank of each queue."""
-    row_in_tile: Any
-    """int32 (ROWS,)"""
+    exists: Any
+    """bool (1, RANKS * SLOTS): the queue is of a rank. Others only fill up a power of two."""
 
 
 # The next two functions are arithmetic on integers. Tests also call them on plain numbers, in a model of ranks that
@@ -98,23 +93,21 @@ def open_exchange(walk, epoch, capacity, half, rank, n_parts, limit_ns, SPEC: gl
     half: words of a half. limits: int64 (ROWS, RANKS * SLOTS), nanoseconds that the wait for a word may take. They are
     0 after one has passed.
     """
-    mailbox, part = walk.mailbox, walk.part_number
+    mailbox = walk.mailbox
     words: gl.constexpr = layouts.words_layout(SPEC)
     queue = gl.arange(0, layouts.queues(SPEC), gl.SliceLayout(0, words))
     peer = queue // SPEC.SLOTS
     slot = queue % SPEC.SLOTS
-    row_in_tile = gl.arange(0, SPEC.ROWS, layouts.state_layout(SPEC))
     if SPEC.WORLD > 1:
         buffers = gl.load(mailbox.peers + peer, mask=peer < SPEC.WORLD, other=0)[None, :]
     else:
         buffers = (mailbox.words + queue * 0).to(gl.int64)[None, :]
-    mine = ((peer < SPEC.WORLD) & fills(part, slot, n_parts))[None, :]
-    empty = (slot != part)[None, :]
+    mine = ((peer < SPEC.WORLD) & fills(walk.part_number, slot, n_parts))[None, :]
+    empty = (slot != walk.part_number)[None, :]
     own_queue = (rank * SPEC.SLOTS + slot)[None, :]
     pitch = capacity.to(gl.int64) * layouts.queues(SPEC)
-    queues = WordQueues(
-        epoch, half, pitch, mailbox.words, mailbox.failed, buffers, own_queue, mine, empty, queue, peer, row_in_tile
-    )
+    exists = (peer < SPEC.WORLD)[None, :]
+    queues = WordQueues(epoch, half, pitch, mailbox, buffers, own_queue, mine, empty, queue, exists)
     shape: gl.constexpr = [SPEC.ROWS, layouts.queues(SPEC)]
     return queues, gl.zeros(shape, gl.int64, words) + limit_ns
 
@@ -122,7 +115,8 @@ def open_exchange(walk, epoch, capacity, half, rank, n_parts, limit_ns, SPEC: gl
 @gluon.jit
 def words_of_step(walk, step, queues, SPEC: gl.constexpr):
     """Return which rows of a step exist, bool (ROWS, 1), and where their words begin, int64 (ROWS, 1)."""
-    row = ((walk.walker + step * walk.walkers) * SPEC.ROWS + queues.row_in_tile).to(gl.int64)
+    row_in_tile = gl.arange(0, SPEC.ROWS, layouts.state_layout(SPEC))
+    row = ((walk.walker + step * walk.walkers) * SPEC.ROWS + row_in_tile).to(gl.int64)
     exists = (row < walk.n_rows)[:, None]
     return exists, word_at(queues.epoch, queues.half.to(gl.int64), row, 0, layouts.queues(SPEC))[:, None]
 
@@ -159,8 +153,8 @@ def first_look(at, queues, SPEC: gl.constexpr, FIRST: gl.constexpr = 0):
     each number. All have the shape (ROWS, RANKS * SLOTS).
     """
     exists, first_word = at
-    needed = exists & (queues.peer < SPEC.WORLD)[None, :]
-    inbox = queues.words + first_word + queues.queue[None, :]
+    needed = exists & queues.exists
+    inbox = queues.mailbox.words + first_word + queues.queue[None, :]
     if FIRST > 0:
         inbox += FIRST * queues.pitch
     COUNT: gl.constexpr = 2 if FIRST > 0 else layouts.numbers_in_state(SPEC)
@@ -190,7 +184,7 @@ def receive_numbers(looked, limits, FIRST: gl.constexpr, queues, SPEC: gl.conste
     address = inbox.to(gl.int64)
     pitch = like + queues.pitch * 8
     epoch = like.to(gl.int32) + queues.epoch
-    failed = like + queues.failed.to(gl.int64)
+    failed = like + queues.mailbox.failed.to(gl.int64)
     words = ptx.await_words(words, gl.where(needed, 1, 0), limits, address, pitch, epoch, failed)
     numbers = ()
     came = True
@@ -209,7 +203,7 @@ def receive_numbers(looked, limits, FIRST: gl.constexpr, queues, SPEC: gl.conste
 @gluon.jit
 def late_word(queues, row, n_parts, part):
     """Return where the epoch of the last launch stands that left a part of a row."""
-    return queues.words + 2 * queues.half.to(gl.int64) + MEETINGS + row * n_parts + part
+    return queues.mailbox.words + 2 * queues.half.to(gl.int64) + MEETINGS + row * n_parts + part
 
 
 @gluon.jit

@@ -164,16 +164,6 @@ def complete_rows(walk, step, row, counts, exists, state, teacher, inputs, value
 
 
 @gluon.jit
-def _sum_of_losses(row_loss, n_rows, SPEC: gl.constexpr):
-    """Sum the row losses that all programs have stored, in one order."""
-    total = gl.zeros([BATCH], gl.float32, layouts.flat_layout(SPEC))
-    for begin in range(0, n_rows, BATCH):
-        row = begin + gl.arange(0, BATCH, layouts.flat_layout(SPEC))
-        total += gl.load(row_loss + row, mask=row < n_rows, other=0.0, volatile=True)
-    return gl.sum(total, axis=0)
-
-
-@gluon.jit
 def finish(walk, row_losses, loss, epoch, inverse, SPEC: gl.constexpr):
     """End a program. The last one, which has the fewest rows, sums the row losses in one order and advances the epoch.
 
@@ -186,7 +176,11 @@ def finish(walk, row_losses, loss, epoch, inverse, SPEC: gl.constexpr):
             ptx.await_arrivals(walk.mailbox.control + 1, gl.num_programs(0))
             ptx.barrier()
             if SPEC.REDUCE:
-                gl.store(loss, _sum_of_losses(row_losses, walk.n_rows, SPEC) * (walk.scales.total * inverse))
+                total = gl.zeros([BATCH], gl.float32, layouts.flat_layout(SPEC))
+                for begin in range(0, walk.n_rows, BATCH):
+                    row = begin + gl.arange(0, BATCH, layouts.flat_layout(SPEC))
+                    total += gl.load(row_losses + row, mask=row < walk.n_rows, other=0.0, volatile=True)
+                gl.store(loss, gl.sum(total, axis=0) * (walk.scales.total * inverse))
             gl.store(walk.mailbox.control + 1, 0)
             if SPEC.SLOTS > 0:
                 gl.store(walk.mailbox.control, epoch)
