@@ -154,9 +154,7 @@ def first_look(at, queues, SPEC: gl.constexpr, FIRST: gl.constexpr = 0):
     """
     exists, first_word = at
     needed = exists & queues.exists
-    inbox = queues.mailbox.words + first_word + queues.queue[None, :]
-    if FIRST > 0:
-        inbox += FIRST * queues.pitch
+    inbox = queues.mailbox.words + first_word + queues.queue[None, :] + FIRST * queues.pitch
     COUNT: gl.constexpr = 2 if FIRST > 0 else layouts.numbers_in_state(SPEC)
     words = ()
     for number in gl.static_range(COUNT):

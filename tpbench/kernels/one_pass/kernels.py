@@ -93,8 +93,7 @@ def one_pass_kernel(
     tiles.copy_tile(walk, 0, row, counts, LAST, HELD, SPEC)
     rows.copy_tiles(walk, 1, next_row, next_label, HELD, SPEC)
 
-    inverse = rows.inverse_count(walk, inputs, loss, SPEC)
-    scale = scales.grad * inverse
+    inverse, scale = rows.inverse_count(walk, inputs, loss, SPEC)
     # Labels of this row and of the next two rows. Each label is loaded a step before its first use. The order in which
     # these variables are assigned decides which registers are spilled.
     this_label = first_label
@@ -201,8 +200,7 @@ def whole_row_kernel(
         tiles.copy_tile(walk, 0, row, counts, tile_of_row, tile_of_row, SPEC)
     next_row = rows.after(walk, row, 1, SPEC)
 
-    inverse = rows.inverse_count(walk, inputs, loss, SPEC)
-    scale = scales.grad * inverse
+    inverse, scale = rows.inverse_count(walk, inputs, loss, SPEC)
     # Labels of this row and of the next two rows. Each label is loaded a step before its first use.
     this_label = first_label
     later_label = targets.load_labels(inputs, walk, rows.after(walk, next_row, 1, SPEC), SPEC)
@@ -284,8 +282,7 @@ def late_rows_kernel(
                               n_valid, vocab_start, vocab_size, ignore_index, strides, scales, 1, 1, SPEC)  # fmt: skip
         TILES: gl.constexpr = SPEC.TILES
         epoch = gl.load(mailbox.control)
-        inverse = rows.inverse_count(walk, inputs, loss, SPEC)
-        scale = scales.grad * inverse
+        inverse, scale = rows.inverse_count(walk, inputs, loss, SPEC)
         queues, limits = exchange.open_exchange(walk, epoch, capacity, half, rank, n_parts, limit_ns, SPEC)
         for step in range(walk.steps):
             first = (walk.walker + step * walk.walkers) * SPEC.ROWS

@@ -108,14 +108,13 @@ def copy_tiles(walk, at, row, label, COUNT: gl.constexpr, SPEC: gl.constexpr):
 def inverse_count(walk, inputs, loss, SPEC: gl.constexpr):
     """Return the factor 1 / the sum of the weights of rows whose labels count (0 if it is 0), or 1 without COUNT.
 
-    Each weight is 1 unless `inputs` have weights. Without REDUCE the caller summed over the rows of a larger problem:
-    then `loss` holds the factor.
+    Also returns the factor on gradients, which contains it. Each weight is 1 unless `inputs` have weights. Without
+    REDUCE the caller summed over the rows of a larger problem: then `loss` holds the factor.
     """
-    if not SPEC.COUNT:
-        return 1.0
-    elif not SPEC.REDUCE:
-        return gl.load(loss)
-    else:
+    inverse = 1.0
+    if SPEC.COUNT and not SPEC.REDUCE:
+        inverse = gl.load(loss)
+    elif SPEC.COUNT:
         total = gl.zeros([BATCH], gl.float32, layouts.flat_layout(SPEC))
         for begin in range(0, walk.n_rows, BATCH):
             row = begin + gl.arange(0, BATCH, layouts.flat_layout(SPEC))
@@ -125,7 +124,8 @@ def inverse_count(walk, inputs, loss, SPEC: gl.constexpr):
                 weight = gl.load(inputs.row_weight + row, mask=row < walk.n_rows, other=0.0)
             total += gl.where((label >= 0) & (row < walk.n_rows), weight, 0.0)
         total = gl.sum(total, axis=0)
-        return gl.where(total == 0.0, 0.0, 1.0 / total)
+        inverse = gl.where(total == 0.0, 0.0, 1.0 / total)
+    return inverse, walk.scales.grad * inverse
 
 
 @gluon.jit

@@ -51,8 +51,7 @@ def shared_rows_kernel(
     next_row = rows.after(walk, row, 1, SPEC)
     rows.copy_tiles(walk, 1, next_row, next_label, TILES, SPEC)
 
-    inverse = rows.inverse_count(walk, inputs, loss, SPEC)
-    scale = scales.grad * inverse
+    inverse, scale = rows.inverse_count(walk, inputs, loss, SPEC)
     later_label = targets.load_labels(inputs, walk, rows.after(walk, next_row, 1, SPEC), SPEC)
     queues, limits = exchange.open_exchange(walk, epoch, capacity, half, rank, n_parts, limit_ns, SPEC)
 
@@ -163,8 +162,7 @@ def mixture_kernel(
     for place in gl.static_range(PLACES):
         row = rows.of_step(walk, place, SPEC)  # (ROWS,)
         rows.copy_tiles(walk, place, row, targets.load_labels(inputs, walk, row, SPEC), TILES, SPEC)
-    inverse = rows.inverse_count(walk, inputs, loss, SPEC)
-    scale = scales.grad * inverse
+    inverse, scale = rows.inverse_count(walk, inputs, loss, SPEC)
     queues, limits = exchange.open_exchange(walk, epoch, capacity, half, rank, n_parts, limit_ns, SPEC)
 
     sent = _row_state(walk, 0, 2 * TILES, queues, SPEC)

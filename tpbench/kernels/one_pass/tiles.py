@@ -31,12 +31,6 @@ def allocate(element: gl.constexpr, PLACES: gl.constexpr, LAST_PLACES: gl.conste
 
 
 @gluon.jit
-def _place_of(shared, at, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
-    """Return the memory of a tile, (ROWS, REPEATS, LANES, VECTOR), at one of its places."""
-    return shared.index(at).slice(0, layouts.repeats(tile_of_row, SPEC), dim=1)
-
-
-@gluon.jit
 def _addresses(walk, matrix, row, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
     """Addresses of the elements of a tile, (ROWS, REPEATS, LANES, VECTOR)."""
     vector, place = layouts.vectors_and_places(tile_of_row, SPEC)
@@ -66,7 +60,7 @@ def _existing(walk, rows, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
 
 @gluon.jit
 def _copy_one(walk, shared, at, matrix, row, inside, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
-    shared = _place_of(shared, at, tile_of_row, SPEC)
+    shared = shared.index(at).slice(0, layouts.repeats(tile_of_row, SPEC), dim=1)
     pointer = _addresses(walk, matrix, row, tile_of_row, SPEC)
     if SPEC.VECTOR > 1:
         ptx.copy_to_shared(shared, pointer, mask=inside)
@@ -89,7 +83,8 @@ def copy_tile(walk, at, row, counts, tile_of_row: gl.constexpr, HELD: gl.constex
 
 @gluon.jit
 def _load_one(walk, shared, at, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
-    values = _place_of(shared, at, tile_of_row, SPEC).load(layouts.tile_layout(SPEC))
+    shared = shared.index(at).slice(0, layouts.repeats(tile_of_row, SPEC), dim=1)
+    values = shared.load(layouts.tile_layout(SPEC))
     if not layouts.is_whole(tile_of_row, SPEC):
         vector, _place = layouts.vectors_and_places(tile_of_row, SPEC)
         valid = walk.valid - layouts.units_before(tile_of_row, SPEC) * SPEC.VECTOR + ptx.opaque_zero()

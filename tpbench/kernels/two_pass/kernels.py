@@ -16,7 +16,7 @@ from tpbench.kernels.two_pass.state import (
     block_columns,
     gathered_state,
     label_counts,
-    load_capped,
+    load_block,
     load_teacher,
     round_to,
     rows_of_program,
@@ -72,12 +72,9 @@ def mixture_kernel(
     of_p = state.s * 0.0
     of_q = state.s * 0.0
     for start in range(0, shard.n_valid, SPEC.BLOCK):
-        column = block_columns(start, SPEC.WIDE, SPEC.BLOCK)
-        mask = counts[:, None] & (column < shard.n_valid)[None, :]
-        x = load_capped(logits, row * strides.logits_row, column * strides.logits_column, mask, SPEC.SOFTCAP)
-        t = load_capped(target, row * strides.target_row, column * strides.target_column, mask, SPEC.TARGET_SOFTCAP)
+        _column, _mask, x, t = load_block(logits, target, row, counts, start, strides, shard, scales, SPEC)
         log_p = x * scales.logits - reference(state.m)[:, None] - softmax.log_s[:, None]
-        log_q = t * scales.target - reference(state.m_t)[:, None] - softmax.log_s_t[:, None]
+        log_q = t - reference(state.m_t)[:, None] - softmax.log_s_t[:, None]
         over_p, over_q = to_mixture(log_p, log_q, SPEC)
         of_p -= tl.sum(weigh(tl.exp(log_p), over_p), axis=1)
         of_q -= tl.sum(weigh(tl.exp(log_q), over_q), axis=1)
@@ -161,9 +158,7 @@ def loss_and_gradient_kernel(
             if SPEC.ACCUMULATE:
                 g_top = g_top + tl.load(top_place, mask=top.held, other=0.0).to(tl.float32)
         for start in range(0, n_columns, SPEC.BLOCK):
-            column = block_columns(start, SPEC.WIDE, SPEC.BLOCK)
-            mask = counts[:, None] & (column < shard.n_valid)[None, :]
-            value = load_capped(logits, row * strides.logits_row, column * strides.logits_column, mask, SPEC.SOFTCAP)
+            column, mask, value, t = load_block(logits, target, row, counts, start, strides, shard, scales, SPEC)
             x = scaled(value, scales.logits, SPEC) - reference_x
             exp_x = tl.exp(x)
             g = exp_x * on_exp
@@ -173,10 +168,7 @@ def loss_and_gradient_kernel(
                 if SPEC.SMOOTHED:
                     g = g - on_column
             else:
-                t = load_capped(
-                    target, row * strides.target_row, column * strides.target_column, mask, SPEC.TARGET_SOFTCAP
-                )
-                t = t * scales.target - reference(state.m_t)[:, None]
+                t = t - reference(state.m_t)[:, None]
                 if SPEC.LOSS == "reverse_kl":
                     g = weigh(g, (x - t) - on_target)
                 elif SPEC.LOSS == "soft_cross_entropy" or SPEC.LOSS == "forward_kl":

@@ -113,6 +113,19 @@ def block_columns(start, WIDE: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def load_block(logits, target, row, counts, start, strides, shard, scales, SPEC: tl.constexpr):
+    """The columns of a block, which elements count, the logits below their cap, and the scaled target logits if any."""
+    column = block_columns(start, SPEC.WIDE, SPEC.BLOCK)
+    mask = counts[:, None] & (column < shard.n_valid)[None, :]
+    x = load_capped(logits, row * strides.logits_row, column * strides.logits_column, mask, SPEC.SOFTCAP)
+    t = x
+    if SPEC.LOSS != "cross_entropy":
+        t = load_capped(target, row * strides.target_row, column * strides.target_column, mask, SPEC.TARGET_SOFTCAP)
+        t = t * scales.target
+    return column, mask, x, t
+
+
+@triton.jit
 def no_columns(row, SPEC: tl.constexpr):
     """The state of no columns. A merge with it changes no state."""
     zero = row.to(tl.float32) * 0.0
@@ -231,14 +244,8 @@ def shard_state(logits, target, row, counts, label, strides, shard, scales, SPEC
     """The state of the columns of each row that this rank holds. Rows that do not count are not read."""
     state = no_columns(row, SPEC)
     for start in range(0, shard.n_valid, SPEC.BLOCK):
-        column = block_columns(start, SPEC.WIDE, SPEC.BLOCK)
-        mask = counts[:, None] & (column < shard.n_valid)[None, :]
-        x = load_capped(logits, row * strides.logits_row, column * strides.logits_column, mask, SPEC.SOFTCAP)
+        _column, mask, x, t = load_block(logits, target, row, counts, start, strides, shard, scales, SPEC)
         x = scaled(x, scales.logits, SPEC)
-        t = x
-        if SPEC.LOSS != "cross_entropy":
-            t = load_capped(target, row * strides.target_row, column * strides.target_column, mask, SPEC.TARGET_SOFTCAP)
-            t = t * scales.target
         columns = tl.minimum(shard.n_valid - start, SPEC.BLOCK)
         state = merge_two(state, tile_state(x, t, mask, columns, SPEC), natural_exp, SPEC)
     if SPEC.TOP_K:
