@@ -1,5 +1,6 @@
 """Slurm's partition, the placement of ranks on nodes, and the answers of Slurm's commands. Needs no Slurm."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ def test_a_partition_is_read_from_sinfo(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_line_names_the_command_that_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    SlurmCommands(tmp_path, monkeypatch, sinfo="exec sleep 600")
+    SlurmCommands(tmp_path, monkeypatch, sinfo=f"exec {shutil.which('sleep')} 600")
     monkeypatch.setattr(cluster, "QUIET_S", 0.1)
     monkeypatch.setattr(cluster, "ANSWER_S", 1.0)
     with pytest.raises(JobError, match="sinfo says nothing in 1 s"):
