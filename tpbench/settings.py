@@ -142,7 +142,7 @@ def _number(field: dataclasses.Field[Any], kind: type, value: Any) -> int | floa
     name, low, high = field.name, field.metadata["low"], field.metadata["high"]
     noun = "a whole number" if kind is int else "a number"
     if value is None:
-        raise JobError(f"{name} has no value: it must be {noun} ({field.metadata['help']})")
+        raise JobError(f"{name} has no value: write {name}=VALUE, {noun} ({field.metadata['help']})")
     if kind is int and re.fullmatch(r"\d{1,9}[kKmM]", str(value)):
         value = int(value[:-1]) * 1024 ** " km".index(value[-1].lower())
     try:

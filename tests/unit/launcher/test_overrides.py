@@ -253,5 +253,7 @@ def test_what_is_no_override_is_explained(argument: str, message: str) -> None:
 
 def test_all_mistakes_come_at_once() -> None:
     with pytest.raises(JobError) as caught:
-        check_overrides(["tokens=64", "lst", "tokens==64"])
-    assert [line.partition(" ")[0] for line in str(caught.value).splitlines()] == ["'lst'", "tokens==64"]
+        check_overrides(["tokens=64", "lst", "tokens==64", "outputs"])
+    lines = str(caught.value).splitlines()
+    assert [line.partition(" ")[0] for line in lines] == ["'lst'", "tokens==64", "'outputs'"]
+    assert "commands come first" in lines[0] and lines[2].endswith("'outputs' has no value, did you mean output_dir?")

@@ -159,6 +159,8 @@ def parsed_overrides(arguments: Iterable[str]) -> list[Override]:
     """Return the parsed overrides. Raises JobError with one line for each argument that is not an override."""
     parser = OverridesParser.create()
     overrides, errors = [], []
+    form = "write NAME=VALUE, or several values as -m NAME=VALUE1,VALUE2"
+    advice = f" ({form}; commands come first: {', '.join(COMMANDS)})"
     for argument in arguments:
         name, equals, value = argument.partition("=")
         try:
@@ -174,8 +176,8 @@ def parsed_overrides(arguments: Iterable[str]) -> list[Override]:
             else:
                 names = {*COMMANDS, *aliases(), *command_line_names(), *GROUPS}
                 meant = "" if argument in names else nearest(argument, names)
-                form = "write NAME=VALUE, or several values as -m NAME=VALUE1,VALUE2"
-                errors.append(f"'{argument}' has no value{meant} ({form}; commands come first: {', '.join(COMMANDS)})")
+                errors.append(f"'{argument}' has no value{meant}{advice}")
+                advice = ""  # once is enough
     if errors:
         raise JobError("\n".join(dict.fromkeys(errors)))
     return overrides
