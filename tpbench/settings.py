@@ -173,7 +173,7 @@ def user_path(path: object, name: str = "a path") -> Path:
     try:
         return Path(text).expanduser()
     except RuntimeError:
-        raise JobError(f"{name}={text}: {text.partition('/')[0]} is the home of no user") from None
+        raise JobError(f"{name}={text}: {text.partition('/')[0]} isn't the home of a user") from None
 
 
 def path_argument(text: str) -> Path:

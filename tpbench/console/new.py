@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     file, workload = options.file, options.workload
     if not FILE_NAME.fullmatch(file.name):
-        raise JobError(f"{file.name} is no name for the file: take letters, digits and _ - . of ASCII; end in .py")
+        raise JobError(f"the file can't be called {file.name}: use letters, digits and _ - . of ASCII, and end in .py")
     example = EXAMPLES / ("moe.py" if workload == OPERATION else f"{workload}.py")
     text = example.read_text().replace("FILE:", f"{file.name}:")
     try:

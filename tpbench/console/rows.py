@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     if not options.yes:
         if not sys.stdin.isatty():
-            raise JobError(f"{sweeps} would be deleted: add --yes where nobody can answer a question")
+            raise JobError(f"{sweeps} would be deleted: nobody can answer a question here, so add --yes")
         if input(f"Delete {sweeps} for ever? [y/N] ").strip().lower() not in ("y", "yes"):
             return 1
     remove_rows(places, ids)

@@ -1,4 +1,4 @@
-"""What only torch knows of this machine, printed as lines of JSON, each a finding of `doctor`, which runs this module.
+"""Print facts about this machine that only torch knows: a line of JSON for each finding of `doctor`, which runs this.
 
 Several ranks test an all-reduce: nothing but such a test shows that it works. Without GPUs they use gloo. They meet in
 a file, and NCCL and gloo use loopback, so that no port is open beyond it.

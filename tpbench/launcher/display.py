@@ -20,7 +20,7 @@ from tpbench.launcher.planning.plan import Cell
 from tpbench.suggestions import printable
 
 QUIET_S = 12.0
-"""Longest time without a line where there is no terminal."""
+"""Longest time without a line if the output isn't a terminal."""
 DRAWN_S = 0.1
 """Least time between two drawings of a terminal."""
 MAX_REASON, MAX_LENGTH = 600, 2000

@@ -167,7 +167,7 @@ def read_choice(file: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
     except (yaml.YAMLError, UnicodeError) as error:
-        raise JobError(f"{file} is no file of YAML: {printable(str(error))}") from None
+        raise JobError(f"{file} isn't a YAML file: {printable(str(error))}") from None
     if not isinstance(content, dict):
         raise JobError(f"{file} has no lines NAME: VALUE")
     return content

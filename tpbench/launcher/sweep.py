@@ -134,7 +134,7 @@ def register() -> None:
     vars(parent)["tpbench"] = sys.modules[HYDRA_MODULE] = sys.modules[__name__]
     for plugin in (TorchrunLauncher, TorchrunSlurmLauncher):
         plugins.register(plugin)
-    header: Any = ConfigSource._get_header_dict  # of a file that may begin with a byte-order mark
+    header: Any = ConfigSource._get_header_dict  # the header of a file that may begin with a byte-order mark
     setattr(ConfigSource, "_get_header_dict", staticmethod(lambda text: header(text.lstrip("\ufeff"))))  # noqa: B010
     load: Any = ConfigLoaderImpl.load_configuration
 
@@ -145,7 +145,7 @@ def register() -> None:
         return config
 
     setattr(ConfigLoaderImpl, "load_configuration", checked)  # noqa: B010
-    # What an experiment sweeps is forced and quoted as arguments are, which then replace it.
+    # The values that an experiment sweeps are forced and quoted as arguments are, which then replace them.
     of_experiment = BasicSweeper._parse_config
     setattr(BasicSweeper, "_parse_config", lambda sweeper: arguments.accepted_by_hydra(of_experiment(sweeper)))  # noqa: B010
 
@@ -212,7 +212,7 @@ def _check_hydra(hydra: DictConfig) -> None:
     plugins = (OmegaConf.to_container(hydra[name], resolve=True) for name in ("launcher", "sweeper"))
     code = re.findall(rf"'{CODE}': ('[^']*'|.)", f"{[*plugins]}")
     if not re.fullmatch(rf"'{HYDRA_MODULE}\.\w+' '{BasicSweeper.__module__}\.BasicSweeper'", " ".join(code)):
-        raise JobError(f"in a configuration file: {CODE} names Python code, which a file may not")
+        raise JobError(f"in a configuration file: {CODE} names Python code, which isn't allowed")
 
 
 def _check_files(config: Any, choices: Mapping[str, Any], names: Iterable[str]) -> None:

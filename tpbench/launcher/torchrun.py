@@ -37,7 +37,7 @@ KILL_S = 30.0
 
 
 class Rendezvous(NamedTuple):
-    """Where the nodes of a job meet: at the address and port of node 0's store, which is a file for one node."""
+    """The place where the nodes of a job meet: the address and port of node 0's store, which is a file for one node."""
 
     nodes: int = 1
     endpoint: str = ""

@@ -154,7 +154,7 @@ def test_a_cell_whose_task_is_not_understood_is_passed_over(tmp_path: Path, caps
         attempt.task_file.write_text(changed)
         with pytest.raises(SystemExit):
             submitted.main([str(sweep)])
-        assert "it contains no cells that this version understands" in capsys.readouterr().err
+        assert "it has no cells that this version understands" in capsys.readouterr().err
 
 
 def test_a_sweep_is_collected_from_any_folder(

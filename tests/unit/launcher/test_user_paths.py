@@ -84,5 +84,5 @@ def test_fields_functions_and_files_of_variants_follow_the_rule(monkeypatch: pyt
             tpbench.load(str(empty or ""))
     with pytest.raises(JobError, match=r"/home/me/nothing\.py"):
         find_outside("~/nothing.py:f")
-    with pytest.raises(JobError, match="~nobody-here is the home of no user"):
+    with pytest.raises(JobError, match="~nobody-here isn't the home of a user"):
         user_path("~nobody-here/x")

@@ -248,7 +248,7 @@ def test_new_writes_a_file_that_can_run(workload: str, folder: Path, capsys: pyt
     assert found is not None and found.workload == workload and found.variant.summary
     assert information(["new", "start.py"]) == 2 and "start.py cannot be written: File" in capsys.readouterr().err
     assert information(["new", "sub/x.py"]) == 2 and "cannot be written: No such file" in capsys.readouterr().err
-    assert information(["new", "no.txt"]) == 2 and "no.txt is no name for the file" in capsys.readouterr().err
+    assert information(["new", "no.txt"]) == 2 and "the file can't be called no.txt" in capsys.readouterr().err
 
 
 def test_a_function_of_a_file_as_the_loss(tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ def _mistake(override: Override, line: str, sweeps: bool) -> str | None:
     if of_hydra and not _OF_HYDRA.match(line):
         return f"{printable(line)} has no effect: hydra/launcher, hydra.launcher.X, hydra.searchpath have one"
     if CODE in line:
-        return f"{printable(line)}: {CODE} names Python code, which the command line may not"
+        return f"{printable(line)}: {CODE} names Python code, which isn't allowed"
     if _ENVIRONMENT.search(line) and key != "output_dir" and not of_hydra:
         # The value would be in messages and in the rows.
         return f'{printable(line)} reads a variable of the environment: let the shell do it, {key}="$NAME"'

@@ -134,7 +134,7 @@ class Partition(PlanningTarget):
     gpus_per_node: int
     cores_per_node: int
     nodes: int
-    """Of the largest partition if the user chose none, also those that are down."""
+    """Number of nodes, with those that are down. Without a chosen partition: of the largest one."""
 
     @classmethod
     def find(cls, settings: SlurmSettings) -> Self:

@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not (attempts := attempts_of(sweep)):
             sweeps = "\n".join(map(str, sorted(sweep.glob("sweeps/*/"))))
             found = f". The sweeps in it are\n{sweeps}" if sweeps else ""
-            parser.error(f"{sweep} is no sweep's folder: it contains no cells that this version understands{found}")
+            parser.error(f"{sweep} isn't the folder of a sweep: it has no cells that this version understands{found}")
         return _collect(attempts)
     except JobError as error:
         parser.error(str(error))
