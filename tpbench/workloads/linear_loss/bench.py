@@ -118,7 +118,8 @@ class Oracle(LossOracle):
         if self.mass is not None:  # terms of these gradients cancel, and so do their errors
             mass = self.mass.mul_(self.scale * self.inverse_count)
             of_sum = (shares + mass) * arithmetic  # errors of the sum of exponentials don't: they change the loss
-            moved, shares = grad.abs() + mass, mass
+            # A logarithm changes with each logit, a sign hardly ever does.
+            moved, shares = grad.abs() + (mass if self.signs is None else 0.0), mass
         deviation = logits.mul_(torch.finfo(self.dtype).eps / math.sqrt(12)).add_(arithmetic)
         spread, whole = self.sum(torch.stack(((moved * deviation).square().sum(1), shares.sum(1))))
         common = (spread.sqrt() / whole).nan_to_num_(0.0)
@@ -128,10 +129,11 @@ class Oracle(LossOracle):
         flips: Tensor | float = 0.0
         if self.signs is not None:  # of total variation: where rounding decides the sign, it moves the element by p
             _, gap = self.signs
-            spread = self.sum((mass * (1.0 + (-gap).exp()) * deviation).square().sum(1))  # of both sums of exponentials
-            undecided = gap.abs() < 4.0 * (deviation + (spread.sqrt() / whole)[:, None])
-            flips = mass.where(undecided, 0.0).square() / 2
-            common = common.hypot(self.sum(flips.sum(1)).sqrt() / whole)
+            of_sums = self.sum((mass * (1.0 + (-gap).exp()) * deviation).square().sum(1)).sqrt() / whole  # of p and q
+            undecided = gap.abs() < 4.0 * (deviation + of_sums[:, None])
+            flips = mass.where(undecided, 0.0).square() / 4.0  # the variance of a fair choice between 0 and p
+            of_sum += mass * common.hypot(self.sum(flips.sum(1)).sqrt() / whole)[:, None]  # of the mean sign
+            common = of_sums
         eps, underflow = torch.finfo(self.dtype).eps, self.steep * smallest(self.dtype)
         variance = (moved * deviation).square_().add_((grad * eps).square_().div_(12)).add_(underflow**2 / 4) + flips
         shared = (moved * common[:, None]).add_(underflow / 2) + of_sum
