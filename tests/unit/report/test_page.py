@@ -185,6 +185,6 @@ def test_tables_of_verdicts_and_failures(add, frame):
     assert line.pop(heads.index("runner-up")).startswith("3.00x pytorch_gather 2.9")
     assert dict(zip((name for name in heads if name != "runner-up"), line, strict=True)) == {
         "problem": "vocab=32768 tp=2", "fastest": "triton_tp", "time": "1.000 ms", "trust": "good", "of floor": "50%",
-        "memory": "0.0004 GiB", "wall time": "2.000 ms",
+        "memory": "419 KiB", "wall time": "2.000 ms",
     }  # fmt: skip
     assert tables["failures"][1] == ["1", "oom", "asked for 4 GiB", "quack vocab=32768 tp=2"]

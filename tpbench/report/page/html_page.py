@@ -22,7 +22,7 @@ from tpbench.report.analysis.row_values import TITLES, Record, metric
 from tpbench.report.pivot import failures, legend, metric_table
 from tpbench.results.schema import STATUSES
 from tpbench.settings import JobError
-from tpbench.suggestions import counted, number, printable, ratio_text
+from tpbench.suggestions import amount, counted, number, printable, ratio_text
 from tpbench.tables import Table, value_text
 from tpbench.workloads import workloads
 
@@ -45,7 +45,7 @@ def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
         loader=jinja2.PackageLoader("tpbench.report", "page"), autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
-    filters = (number, ratio_text, counted, row_values.hover_text)
+    filters = (amount, number, ratio_text, counted, row_values.hover_text)
     environment.filters |= {function.__name__: function for function in filters}
     environment.globals |= {"judge": verdicts, "packages": packages, "statuses": STATUSES, "workloads": workloads()}
     folder = resources.files(__package__)
