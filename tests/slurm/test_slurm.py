@@ -273,7 +273,7 @@ def test_a_resumed_sweep_waits_for_jobs_of_a_killed_launcher_and_one_that_is_can
     cancelled, other = rows(tmp_path)
     assert (cancelled["status"], other["status"]) == ("error", "ok")
     assert "ended as CANCELLED before it wrote a row" in cancelled["reason"]
-    assert re.search(r"the last lines:\nrank 0 \(.*\): \[.* s\] rank 0: \w", cancelled["reason"])
+    assert re.search(r"the last lines:\nnode0, local rank 0: \[.* s\] rank 0: \w", cancelled["reason"])
     (first,) = tmp_path.glob("outputs/sweeps/*")
     done = tpbench(*sweep, "resume=true", "wait=false", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -71,9 +71,10 @@ def _failures(folder: Path) -> list[RankFailure]:
 
 
 def last_lines(folder: Path) -> str:
-    """Return the last line of each rank that wrote one into a log anywhere in the folder."""
+    """Return the last line of each rank that wrote one into a log in the folder of a Slurm job's attempt."""
     logs = {log: tail(log, lines=1) for log in sorted(folder.rglob("attempt_0/*/stderr.log"))}
-    return "\n".join(f"rank {log.parent.name} ({log.parents[2].name}): {line}" for log, line in logs.items() if line)
+    places = {log: f"{log.parents[3].name}, local rank {log.parent.name}" for log in logs}
+    return "\n".join(f"{places[log]}: {line}" for log, line in logs.items() if line)
 
 
 def tail(file: Path, lines: int = TAIL_LINES) -> str:
