@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from tpbench.kernels.linear.function import LinearEntropyLossResult as LinearEntropyLossResult
     from tpbench.kernels.linear.function import LinearLaunchRecord as LinearLaunchRecord
     from tpbench.kernels.linear.function import linear_entropy_loss as linear_entropy_loss
+    from tpbench.kernels.linear_module import LinearEntropyLoss as LinearEntropyLoss
     from tpbench.kernels.modules import EntropyLoss as EntropyLoss
-    from tpbench.kernels.modules import LinearEntropyLoss as LinearEntropyLoss
     from tpbench.kernels.row_loss import LaunchRecord as LaunchRecord
     from tpbench.kernels.row_loss import TopK as TopK
 
@@ -25,7 +25,7 @@ _MODULES = {
     "EntropyLoss": "modules",
     "EntropyLossResult": "entropy",
     "LaunchRecord": "row_loss",
-    "LinearEntropyLoss": "modules",
+    "LinearEntropyLoss": "linear_module",
     "LinearEntropyLossResult": "linear.function",
     "LinearLaunchRecord": "linear.function",
     "TopK": "row_loss",

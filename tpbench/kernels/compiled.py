@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
-from tpbench import kernels
 from tpbench.kernels import checks
 from tpbench.kernels.row_loss import TopK
 from tpbench.kernels.two_pass.launch import scale_rows
@@ -43,7 +42,9 @@ def _module(settings: str) -> Any:
     named: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     if named["group"] is not None:
         named["group"] = distributed_c10d._resolve_process_group(named["group"])  # type: ignore[attr-defined]
-    return kernels.EntropyLoss(**named)  # which imports this module
+    from tpbench.kernels import EntropyLoss  # late, because its module imports this one
+
+    return EntropyLoss(**named)
 
 
 def loss_in_graph(settings: str, logits: Tensor, target: Tensor | TopK, rows: dict[str, Tensor], learns: bool) -> Any:

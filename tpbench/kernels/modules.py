@@ -1,19 +1,18 @@
-"""`EntropyLoss` and `LinearEntropyLoss`: the losses as torch modules, with autograd."""
+"""`EntropyLoss`, the loss as a torch module with autograd, and what it shares with `LinearEntropyLoss`."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from tpbench.kernels import checks, compiled
-from tpbench.kernels.derivatives import GradientsInBackward, GradientsInForward, outside_of_graphs
+from tpbench.kernels.derivatives import GradientsInForward, outside_of_graphs
 from tpbench.kernels.entropy import EntropyLossResult, entropy_loss
-from tpbench.kernels.linear.function import linear_entropy_loss
 from tpbench.kernels.objective import OF_EVERY_LOSS
 from tpbench.kernels.repeated_call import PLAIN, RepeatedCalls, form_of
 from tpbench.kernels.row_loss import LossResult, Options, TopK, Vocabulary
@@ -21,7 +20,7 @@ from tpbench.kernels.row_loss import LossResult, Options, TopK, Vocabulary
 Result = TypeVar("Result", bound=LossResult)
 
 
-class _LossModule(torch.nn.Module):
+class LossModule(torch.nn.Module):
     """A module for a function. `settings`: the function's keyword arguments, except those that the module makes.
 
     The losses have first derivatives in reverse mode only, and none by a target: backward under create_graph=True,
@@ -54,7 +53,7 @@ class _LossModule(torch.nn.Module):
         self.correct: Tensor | None = None
         """With correct=True: whether each row's label had the largest logit in the last call, (rows,) bool."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _LossModule:
+    def __deepcopy__(self, memo: dict[int, Any]) -> LossModule:
         """Return the module itself: it has no state, and a process group cannot be copied."""
         return self
 
@@ -134,7 +133,7 @@ class _LossModule(torch.nn.Module):
         return ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
 
 
-class EntropyLoss(_LossModule):
+class EntropyLoss(LossModule):
     """The autograd version of `entropy_loss`: forward computes loss and gradient, backward scales the gradient.
 
     `settings` are the keyword arguments of `entropy_loss` except grad, row_grad, entropy_grad and entropy. The tensors
@@ -176,13 +175,13 @@ class EntropyLoss(_LossModule):
         in_graph = torch.compiler.is_compiling() and all(type(each) in PLAIN for each in (logits, *rows.values()))
         if in_graph and self.text is not None:
             _refuse_learning(_tensors_of(target) | rows)
-            return compiled.loss_in_graph(self.text, logits, target, rows, _learns(logits))
+            return compiled.loss_in_graph(self.text, logits, target, rows, learns_from(logits))
         return self._outside_of_graphs(logits, target, rows)
 
     @outside_of_graphs
     def _outside_of_graphs(self, logits: Tensor, target: Tensor | TopK, rows: dict[str, Any]) -> Tensor:
         logits = self.local("logits", logits, 1)
-        learns = _learns(logits)
+        learns = learns_from(logits)
         call = self.call_of(logits, target, rows, learns)
 
         def compute() -> tuple[Tensor, tuple[Tensor | None]]:
@@ -223,66 +222,6 @@ class EntropyLoss(_LossModule):
         return first_call
 
 
-class LinearEntropyLoss(_LossModule):
-    """The autograd version of `linear_entropy_loss`: it takes hidden states and the head's weight, and no logits.
-
-    `settings` are the keyword arguments of `linear_entropy_loss` except those for gradients and the bias.
-
-    The gradient of the hidden states is already summed over the ranks: a hook or layer that sums it must be left out.
-    Of hidden states, weight and bias, those that require no gradient get none, and cost no product for it. With
-    reduction="mean" or "sum", forward also computes the gradients, and backward multiplies them by the upstream
-    gradient, in place. If that is 1, which is tested on the device, nothing is written. A second backward through the
-    same forward raises RuntimeError.
-
-    With reduction="none", loss="logprob", entropy=True or fp16 hidden states, forward computes no gradient, and
-    backward computes the logits of each chunk again. This costs a fourth product. It is needed because every row has
-    its own upstream gradient then, or because a loss scaler must act before the gradient is rounded to fp16.
-
-    Under torch.autocast, hidden states, weights and bias are cast as by torch.nn.functional.linear. torch.compile
-    leaves the module out of its graphs.
-    """
-
-    def __init__(self, **settings: Any) -> None:
-        if settings.get("loss") == "logprob":
-            settings = {"reduction": "none", "entropy": True, **settings}
-        super().__init__(linear_entropy_loss, {"bias", "grad", "weight_grad"}, settings)
-
-    @outside_of_graphs
-    def forward(
-        self, hidden: Tensor, weight: Tensor, target: Tensor | TopK | tuple[Tensor, Tensor], bias: Tensor | None = None,
-        **rows: Any,
-    ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
-        """Return the loss, an fp32 scalar, or (rows,) with reduction="none". With entropy=True, also (rows,) entropies.
-
-        loss="logprob" returns log-probabilities and entropies, (rows,) each, unless other settings are chosen.
-        hidden: (rows, h). weight: (local vocab, h). bias: (local vocab,). rows: as for `EntropyLoss`.
-        """
-        weight, bias = self.local("weight", weight, 0), self.local("bias", bias, 0)
-        placements = getattr(hidden, "placements", None)
-        of_hidden = {"hidden_sharded": placements[0].is_shard(0)} if placements else {}
-        hidden = self.local("hidden", hidden, 0, or_replicated=True)
-        inputs = {"hidden": hidden, "weight": weight} | ({} if bias is None else {"bias": bias})
-        named = self.arguments(target, rows, **inputs) | of_hidden
-        device = hidden.device.type
-        if torch.is_autocast_enabled(device):
-            dtype = torch.get_autocast_dtype(device)
-            if isinstance(target, (tuple, list)) and not isinstance(target, TopK):
-                target = cast("Any", tuple([tensor.to(dtype) for tensor in target]))
-            hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-        self.check_columns("weight", len(weight) if weight.dim() else 0, weight.device)
-        recompute = self.options.reduction == "none" or self.options.entropy or hidden.dtype == torch.float16
-        learning: Any = [name for name, tensor in inputs.items() if _learns(tensor)]
-
-        def compute() -> tuple[Tensor, tuple[Tensor | None, ...]]:
-            result = self.kept(linear_entropy_loss(hidden, weight, target, bias=bias, grad=learning, **named))
-            return result.loss, (result.grad_hidden, result.grad_weight, result.grad_bias)
-
-        with torch.autocast(device, enabled=False):
-            if recompute or not learning:
-                return GradientsInBackward.apply(self.kept, (target, named), hidden, weight, bias)
-            return GradientsInForward.apply(compute, 1.0, hidden, weight, bias)
-
-
 def _tensors_of(target: Any) -> dict[str, Any]:
     """Return the tensors of a target by name."""
     if not isinstance(target, (tuple, list)):
@@ -291,12 +230,12 @@ def _tensors_of(target: Any) -> dict[str, Any]:
     return dict(zip(names, target, strict=False))
 
 
-def _learns(tensor: Any) -> bool:
+def learns_from(tensor: Any) -> bool:
     """Return whether a tensor needs a gradient."""
     return torch.is_grad_enabled() and getattr(tensor, "requires_grad", False)
 
 
 def _refuse_learning(targets: dict[str, Any]) -> None:
     for name, tensor in targets.items():
-        if _learns(tensor):
+        if learns_from(tensor):
             raise NotImplementedError(f"{name} requires a gradient, which the losses don't have: detach() it")
