@@ -121,7 +121,8 @@ def _megatron(shard: Shard, function: Callable[..., Tensor]) -> Step:
 @cache  # a group has memory of its own
 def _group_of_this_rank() -> dist.ProcessGroup:
     """Return a group of one rank, which Megatron-LM passes on one GPU."""
-    return dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    group: dist.ProcessGroup = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    return group
 
 
 def quack(problem: EntropyLoss, shard: Shard) -> Step:
