@@ -104,3 +104,8 @@ def printable(text: str, limit: int = 200) -> str:
     kept = "".join(" " if char.isspace() else "" if unicodedata.category(char)[0] == "C" else char for char in text)
     line = " ".join(kept.split())
     return line if len(line) <= limit else f"{line[: limit // 3]} ... {line[-(limit - limit // 3) :]}"
+
+
+def printable_reason(reason: str, limit: int = 200) -> str:
+    """Return a reason as one printable line, in which `|` divides the lines of a log."""
+    return printable(reason.replace(":\n", ": ").replace("\n", " | "), limit)

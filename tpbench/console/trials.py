@@ -17,7 +17,7 @@ from tpbench.measure import machine
 from tpbench.report.command import main as report
 from tpbench.results.read import load
 from tpbench.settings import JobError, user_path
-from tpbench.suggestions import counted, printable, unknown
+from tpbench.suggestions import counted, printable_reason, unknown
 from tpbench.tables import aligned_lines
 from tpbench.workloads import workloads
 
@@ -99,7 +99,7 @@ def _verdict(cells: pd.DataFrame) -> tuple[str, str, str]:
     wrong = ran[ran["status"] != "ok"]
     if ran.empty or len(wrong):
         reasons = wrong["reason"] if len(wrong) else cells["reason"]
-        return "FAIL" if len(wrong) else "not run", "", printable("; ".join(map(str, reasons.unique())))
+        return "FAIL" if len(wrong) else "not run", "", printable_reason("; ".join(map(str, reasons.unique())))
     errors = ran.reindex(columns=["grad_error", "loss_error", "output_error"]).bfill(axis="columns").iloc[:, 0]
     return "pass", "" if errors.isna().all() else f"{errors.max():.1e}", ""
 

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from tpbench.launcher.attempt import Attempt
 from tpbench.launcher.planning.plan import Cell
-from tpbench.suggestions import printable
+from tpbench.suggestions import printable, printable_reason
 
 QUIET_S = 12.0
 """Longest time without a line if the output isn't a terminal."""
@@ -144,5 +144,4 @@ def _result(attempt: Attempt) -> str:
     if attempt.row and attempt.status == "ok":
         mark = " (interpreted: no measurement)" if attempt.row["interpreted"] else ""
         return f"ok {attempt.row['time_ms']:.3f} ms{mark}"
-    reason = (attempt.reason or "").replace(":\n", ": ").replace("\n", " | ")  # lines of a log stay apart
-    return printable(f"{attempt.status}: {reason}" if reason else attempt.status, MAX_REASON)
+    return printable_reason(f"{attempt.status}: {attempt.reason}" if attempt.reason else attempt.status, MAX_REASON)

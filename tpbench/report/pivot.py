@@ -11,7 +11,7 @@ from tpbench.report.analysis.comparison import INTERLEAVED_METHOD, Ratio, ratios
 from tpbench.report.analysis.grid import RecordGrid, arrange_rows, disagreements, heading, mixing_note
 from tpbench.report.analysis.row_values import Metric, Record, metric
 from tpbench.settings import JobError
-from tpbench.suggestions import number, printable, ratio_text
+from tpbench.suggestions import number, printable_reason, ratio_text
 from tpbench.tables import MISSING, Document, Table, TableCell, value_cell, value_text
 
 FAILED = {"oom": "bad", "wrong": "bad", "timeout": "bad", "error": "bad", "skipped": "dim"}
@@ -72,7 +72,7 @@ def _cell(record: Record, shown: Metric, ratio: Ratio | None, *, wins: bool) -> 
     status, value, mark = value_text(record["status"]), record[shown.name], row_values.marks(record, (shown.name,))
     cell = TableCell(status, status, hover=row_values.hover_text(record), anchor=value_text(record["row_id"]))
     if status != "ok":
-        note = f"{status}, {printable(record['reason'] or '')}"
+        note = f"{status}, {printable_reason(record['reason'] or '')}"
         return replace(cell, text="OOM" if status == "oom" else status, kind=FAILED.get(status, ""), note=note)
     if value is None:
         return replace(cell, text=status + row_values.caveat_mark(record))
@@ -121,6 +121,6 @@ def failures(grids: Sequence[RecordGrid]) -> dict[tuple[str, str], list[str]]:
     groups: dict[tuple[str, str], list[str]] = defaultdict(list)
     for cell, record in [(cell, record) for grid in grids for cell, record in grid.named_records]:
         if record["status"] != "ok":
-            reason = value_text(record["status"]), printable(record["reason"] or "no reason given")
+            reason = value_text(record["status"]), printable_reason(record["reason"] or "no reason given")
             groups[reason].append(cell)
     return groups

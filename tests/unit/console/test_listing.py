@@ -98,7 +98,7 @@ def test_a_variant_has_its_options_and_a_command(capsys):
     text = printed(capsys, "variant=triton_tp")
     assert "variant of entropy_loss" in text
     assert {line.partition("=")[0].strip() for line in text.splitlines() if re.match(r"  \w+=\w", line)} == {
-        "block_cap", "exchange", "algorithm",
+        "block_cap", "exchange", "algorithm", "autograd",
     }  # fmt: skip
     assert text.splitlines()[-1] == "python -m tpbench variant=triton_tp shape=tiny_tp2 measure=quick"
 
