@@ -58,7 +58,7 @@ def _of_present_code(frame: pd.DataFrame) -> list[MeasuredCell]:
     for version in sorted(versions, key=lambda rows: rows["started_at"].max(), reverse=True):
         found: dict[tuple[str, str], dict[LossSize, MeasuredCell]] = defaultdict(dict)
         for row in (record for grid in arrange_rows(version) for record in grid.records):
-            alone = row["device"] == "cuda" and (row["nodes"] or 1) == 1 and not row["beside"]  # on a host
+            alone = row["device"] == "cuda" and (row["nodes"] or 1) == 1 and not row["beside"]  # it had one host alone
             is_tuned = " block_cap=" in row.column
             if alone and is_measurement(row) and not is_tuned and (size := size_of(row)):
                 found[row["gpu_name"], row.column][size] = MeasuredCell(row.column, size, row)
