@@ -26,6 +26,8 @@ LOSSES = ("soft_cross_entropy", "forward_kl", "reverse_kl")
 TAILS = ("drop", "bucket")
 JSD: dict[str, Any] = {"loss": "jsd", "block_cap": 32}
 TOTAL_VARIATION: dict[str, Any] = {"loss": "total_variation", "block_cap": 32}
+if torch.cuda.is_available():  # one GPU would choose two_kernels
+    TOTAL_VARIATION["algorithm"] = "one_read"
 OURS = ("algorithm", "block_cap", "exchange", "workspace_gib", "hidden_sharded", "entropy")
 
 
