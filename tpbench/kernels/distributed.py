@@ -23,10 +23,7 @@ unusable for other processes."""
 
 
 def gather_by_rank(values: Tensor, group: dist.ProcessGroup | None, world_size: int) -> Tensor:
-    """Return the values of all ranks, (world_size, *values.shape), in rank order. Collective.
-
-    One rank gets a view of its values.
-    """
+    """Return the values of all ranks, (world_size, *values.shape), in rank order; of one rank a view. Collective."""
     if world_size == 1:
         return values[None]
     gathered = torch.empty((world_size * values.shape[0], *values.shape[1:]), dtype=values.dtype, device=values.device)

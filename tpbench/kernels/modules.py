@@ -195,10 +195,7 @@ class EntropyLoss(LossModule):
     def call_of(
         self, logits: Tensor, target: Tensor | TopK, rows: dict[str, Any], learns: bool
     ) -> Callable[..., EntropyLossResult]:
-        """Return a function of logits, target and rows that computes a call.
-
-        It repeats an earlier call of the same form, whose arguments were checked, or the arguments are checked now.
-        """
+        """Return a function of logits, target and rows that repeats a call of this form, or else checks the call."""
         named = {"learns": learns, "may_learn": torch.is_grad_enabled()}
         form_of_call = form_of(logits, target, rows | named)
         repeated = self.remembered.get(form_of_call)
