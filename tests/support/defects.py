@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 FIRST_SEED = int(os.environ.get("CAMPAIGN_SEED", "0"))
-SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("CAMPAIGN_DEFECT_SEEDS", "3")))
+SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("CAMPAIGN_DEFECT_SEEDS", "5")))
 """Seeds of each problem. `scripts/campaign --defects N --seed FIRST` sets them."""
 IS_CAMPAIGN = len(SEEDS) > 5
 LARGE_SEEDS = SEEDS if torch.cuda.is_available() else SEEDS[::20]
