@@ -22,7 +22,7 @@ SMALL_GAINS = ("128 columns 3% too large", "a scale of 1 + 2^-6")
 without labels, but not in fp32."""
 
 SMALL_COLUMN = 0.3
-"""Such a share of the mean column's norm may be less than the rounding of a column, where terms of the loss cancel."""
+"""A column with less than this share of the mean norm may be lost in rounding, where terms of the loss cancel."""
 
 Reasons = dict[str, list[str | None]]
 """By defect, why it is wrong, with the first inputs and with changed ones."""
