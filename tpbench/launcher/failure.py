@@ -47,9 +47,8 @@ def describe(code: int | None, timeout_s: float, folder: Path) -> tuple[str, str
     log = logs.get(first.local_rank, "")
     lines = "\n".join(filter(None, (_last_words(log, TAIL_LINES), _innermost_calls(log))))
     out_of_memory = first.exit_code < 0 and _NATIVE_OOM.search(lines)
-    return "oom" if out_of_memory else "error", with_lines(
-        f"rank {first.rank} ended with {_code(first.exit_code)}", lines
-    )
+    status = "oom" if out_of_memory else "error"
+    return status, with_lines(f"rank {first.rank} ended with {_code(first.exit_code)}", lines)
 
 
 def is_consequence(folder: Path) -> bool:
