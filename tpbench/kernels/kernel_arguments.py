@@ -45,7 +45,7 @@ class RowInputs(NamedTuple):
     sign(p - q) p / 2 and of sign(q - p) q / 2."""
     divergence_q: Any = None
     row_temperature: Any = None
-    """What divides the logits, if it differs between rows."""
+    """The temperature of each row, which divides its logits. None: all rows have one temperature."""
 
 
 class RowOutputs(NamedTuple):
@@ -94,7 +94,7 @@ class Shard(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class LossConstants:
-    """What kernels are compiled for because of the loss: a part of their constant `SPEC`."""
+    """The constants of kernels that follow from the loss: a part of `SPEC`."""
 
     LOSS: str
     SMOOTHED: bool = False

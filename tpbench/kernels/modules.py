@@ -49,7 +49,7 @@ class LossModule(torch.nn.Module):
         self.columns: int | None = None
         """This rank's columns, once it is known that they fit to those of the other ranks."""
         self.metrics: dict[str, Tensor] | None = None
-        """What a function as the loss returned beside its losses in the last call, (rows,) each."""
+        """The metrics that a function as the loss returned in the last call, (rows,) each."""
         self.correct: Tensor | None = None
         """With correct=True: whether each row's label had the largest logit in the last call, (rows,) bool."""
 

@@ -27,7 +27,7 @@ DIFFERENTIATED = ("logprobs", "entropy", "column_logprobs")
 COMPUTED = (*DIFFERENTIATED, "sequences")
 """The parameters that the kernels and the call compute."""
 OF_EVERY_LOSS = ("row_weight", "temperature", "divisor", "sequence_lengths", "columns")
-"""What the call of a module may have beside its inputs, its target and the tensors of rows of its loss."""
+"""Arguments of a module's call beside its inputs, its target and the tensors of rows of its loss."""
 RESERVED = ("hidden", "logits", "weight", "target", "bias", *OF_EVERY_LOSS)
 """Arguments of a call, which no parameter of a function may be called."""
 

@@ -84,7 +84,7 @@ class State(NamedTuple):
 
 
 class Teacher(NamedTuple):
-    """Of a teacher's top k, (ROWS,): q of all other columns, and the sum of q log q, both with a bucket if wanted."""
+    """A teacher's top k, (ROWS,): q of all other columns, and the sum of q log q, both with a bucket if wanted."""
 
     rest: Any
     negative_entropy: Any

@@ -30,8 +30,8 @@ KNOWN_GPUS = {"A100": (79.2, 2039.0), "H100": (79.2, 3350.0), "H200": (139.8, 48
 """Memory in GiB and datasheet bandwidth in GB/s of SXM modules (A100: 80 GB), by a part of the GPU's name."""
 
 L2_FLUSH_BYTES = 256 * 2**20
-"""What the clocks write between iterations: at least twice the L2 cache of current GPUs (an H200 has 50 MiB, a B200
-126 MiB)."""
+"""Bytes that the clocks write between iterations: at least twice the L2 cache of current GPUs (an H200 has 50 MiB, a
+B200 126 MiB)."""
 
 
 def known_gpu(name: str) -> tuple[float, float] | None:

@@ -75,7 +75,7 @@ def _table(answer: Answer) -> Table:
         target.speed_text(),
         f"memory: {amount(target.memory_gib, 'GiB')} of a GPU - {RESERVE_GIB:g} GiB reserve for CUDA, NCCL and "
         f"fragments = {amount(free, 'GiB')}; inputs take {amount(size.inputs_gib, 'GiB')} of it",
-        f"+-: {ERROR_BAR_SHARE:.0%} of the measured cells were missed by less when left out of the fit; the error "
+        f"+-: {ERROR_BAR_SHARE:.0%} of the measured cells were missed by less when left out of the fit. The error "
         f"grows with each doubling beyond what was measured. {UNKNOWN}: the measured cells do not determine it, or "
         f"only within more than {LARGEST_ERROR:.0%}, so measure a cell of about that size",
         f"the rows are of {hosts}: on another host, wall times may be off by more than +- says",

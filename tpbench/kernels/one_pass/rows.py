@@ -31,7 +31,7 @@ class Walk(NamedTuple):
     """Target logits, or labels, of which only the pointer is used."""
     grad: Matrix
     shared_x: Any
-    """What `tiles.allocate` returned. `shared_t`: for target logits. With labels both are the same."""
+    """The shared memory from `tiles.allocate`. `shared_t`: for target logits. With labels both are the same."""
     shared_t: Any
     first: Any
     """The first vector of the part of a row that this program works on."""

@@ -23,7 +23,7 @@ class Own(NamedTuple):
     logit: Any
     """fp32: the raw logit where it is held, else 0 or, of a top k, -inf."""
     log_q: Any
-    """Of a top k, in bits, of all columns, normalised by `with_top`."""
+    """The teacher's log-probability, for a top k: in bits, of all columns, normalised by `with_top`."""
 
 
 @gluon.jit

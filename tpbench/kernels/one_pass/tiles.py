@@ -128,9 +128,9 @@ class OptionFactors(NamedTuple):
     """Factors of the gradient of options, any number without them."""
 
     column: Any
-    """What every column has less, for label smoothing."""
+    """Subtracted from the gradient of every column, for label smoothing."""
     entropy: Any
-    """Of the entropy, on exp_x times its exponent. `offset`: on exp_x."""
+    """The entropy's factor on exp_x times its exponent. `offset`: its factor on exp_x."""
     offset: Any
 
 

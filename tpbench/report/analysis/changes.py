@@ -184,7 +184,7 @@ def _judge(change: CellChange, made: Comparison, allowed: Collection[str]) -> tu
 
 
 def level(rows: Sequence[Record], shown: Metric) -> float | None:
-    """Return the geometric mean of a metric of some rows. A single correct row has its value, whatever it is."""
+    """Return the geometric mean of a metric of some rows. Of a single correct row, return its value."""
     values = [value for row in rows if (value := value_of(row, shown))]
     if len(values) > 1:
         return geometric_mean(values)
