@@ -12,7 +12,7 @@ from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.analysis.row_values import is_measurement
 from tpbench.settings import JobError
 from tpbench.workloads.entropy_loss import WORKLOAD
-from tpbench.workloads.entropy_loss.cost_model import LossSize, size_of
+from tpbench.workloads.entropy_loss.cost_model import LossSize, is_replaced, size_of
 
 CODE = ("git_commit", "kernels_version", "variant_version", "package_versions")
 """Columns that tell the code of a row."""
@@ -59,8 +59,8 @@ def _of_present_code(frame: pd.DataFrame) -> list[MeasuredCell]:
         found: dict[tuple[str, str], dict[LossSize, MeasuredCell]] = defaultdict(dict)
         for row in (record for grid in arrange_rows(version) for record in grid.records):
             alone = row["device"] == "cuda" and (row["nodes"] or 1) == 1 and not row["beside"]  # it had one host alone
-            is_tuned = " block_cap=" in row.column
-            if alone and is_measurement(row) and not is_tuned and (size := size_of(row)):
+            excluded = " block_cap=" in row.column or is_replaced(row)
+            if alone and is_measurement(row) and not excluded and (size := size_of(row)):
                 found[row["gpu_name"], row.column][size] = MeasuredCell(row.column, size, row)
         for key, cells in found.items():
             newer = present[key]

@@ -102,6 +102,6 @@ def _answer(size: LossSize, fitted: Sequence[VariantModel], target: Target, is_n
 
 def _refusal(label: str, problem: EntropyLoss, tp_size: int, target: Target) -> str | None:
     """Return why a variant cannot run a problem on the GPUs in question, or None if it can."""
-    if tp_size > 1 and (tp_size > NODE_GPUS or not target.peers) and sends_parts(label, problem.loss):
+    if tp_size > 1 and (tp_size > NODE_GPUS or not target.peers) and sends_parts(label):
         return f"its exchange needs GPUs that reach each other's memory: at most {NODE_GPUS} of one node, with NVLink"
     return WORKLOAD.variants[label.split()[0]].unsupported_reason(problem, tp_size)

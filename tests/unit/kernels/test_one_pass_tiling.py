@@ -9,6 +9,7 @@ import pytest
 from tests.support.fake_gpu import H200
 from tpbench.kernels import COMPARING_LOSSES
 from tpbench.kernels.one_pass.tiling import MAX_WORDS, RESERVED_BYTES, Machine, Tiling, tiling
+from tpbench.workloads.entropy_loss.cost_model import LossSize, parts_of_row
 
 
 @pytest.mark.parametrize(("loss", "longest"), [("cross_entropy", 131072), ("reverse_kl", 65536)])
@@ -82,3 +83,11 @@ def test_a_shard_of_twice_the_average_is_the_widest() -> None:
         uneven = "its logits have 131072 columns on a rank of 32768 on the average: too uneven"
         assert plan(held, widest=4 * 32768) == uneven
         assert plan(held, 16, 4 * 32768) == "its rows are too long with block_cap=16"
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "reverse_kl", "jsd"])
+def test_the_cost_model_knows_how_many_parts_are_sent(loss: str) -> None:
+    for vocab, ranks in itertools.product((8192, 32000, 128256, 131072, 151936, 262144), (2, 4, 8)):
+        share = vocab // ranks
+        plan = tiling(4096, share, share, ranks, 2, loss, "auto", True, H200)
+        assert isinstance(plan, Tiling) and parts_of_row(LossSize(4096, vocab, ranks, loss)) == plan.SLOTS

@@ -38,6 +38,7 @@ def test_rows_of_replaced_code_are_not_those_of_today(tmp_path):
     synthetic.write(old, tmp_path, "old")
     new = [synthetic.cell("triton_tp", 32768, 1, kernels_version="new", started_at=LATER, finished_at=LATER)]
     synthetic.write(new, tmp_path, "new")
+    synthetic.write([synthetic.cell("triton_tp", 128256, 2, tpbench_version="0.1.0")], tmp_path, "other_parts")
     by_variant = Counter(cell.label for cell in measured(load(tmp_path)).cells)
     assert by_variant == {"triton_tp": 1, "pytorch_tp_manual": 14, "pytorch_gather": 14}
 
