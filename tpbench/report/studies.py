@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from tpbench.report.analysis import row_values
@@ -41,6 +42,8 @@ def study_document(frame: pd.DataFrame, study: str | None, columns: Sequence[str
     by_workload = dict.fromkeys(workloads(), Study("")) if study is None else studies()[study]
     if study is not None:
         frame = frame[frame["workload"].isin(by_workload)]
+        needed = {declared.needs for declared in by_workload.values() if declared.needs}
+        frame = frame.dropna(subset=[*needed])
     computed = [] if columns else _computed(frame, by_workload)
     tables = [table for module, rows in computed for table in module.tables(rows)]
     for grid in arrange_rows(frame) if not computed else ():
@@ -109,6 +112,8 @@ def column_cell(name: str, record: Record) -> TableCell:
         except (TypeError, ValueError, ZeroDivisionError):  # a value is missing, text or 0
             return TableCell(MISSING)
     value = record[name]
+    if isinstance(value, np.ndarray):
+        return TableCell(short_text(", ".join(map(number, value)), 60))
     if isinstance(value, float):
         column = all_columns().get(name)
         return TableCell(f"{100 * value:.1f}%" if column and column.percent else number(value), value)

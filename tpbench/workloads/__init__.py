@@ -103,9 +103,12 @@ class Study:
     """Keys in which compared cells may differ, and options that do not divide the points of a picture."""
     axes: tuple[str, ...] = ()
     """Columns along x and y of the study's picture, a point for each cell. Empty: no picture, or the module's."""
+    needs: str = ""
+    """Column without which the study leaves a row out. Empty: it shows all rows of its workloads."""
 
 
-LATE = Study("what does a late rank cost the others (late=true)?", module=f"{__name__}.late_study")
+_LATE = ("late_ms", "beside_alone_ms", "beside_ms")
+LATE = Study("what does a late rank cost the others (late=true)?", _LATE, needs="late_ms")
 
 
 @dataclass
