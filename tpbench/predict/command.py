@@ -84,6 +84,8 @@ def _sizes(options: argparse.Namespace) -> list[LossSize]:
 def _answer(size: LossSize, fitted: Sequence[VariantModel], target: Target, is_named: bool) -> Answer:
     """Return the predictions of the variants that can run a size. Raises JobError if one that is named cannot."""
     problem = EntropyLoss(**{name: value for name, value in vars(size).items() if name != "tp_size"})
+    if size.tp_size > NODE_GPUS:
+        raise JobError(f"tp_size={size.tp_size} is not predicted: rows are of one node, at most {NODE_GPUS} GPUs")
     if complaints := problem.check(size.tp_size, 1):
         raise JobError("\n".join(complaints))
     able = [model for model in fitted if size.kind in {cell.size.kind for cell in model.cells}]
@@ -102,6 +104,6 @@ def _answer(size: LossSize, fitted: Sequence[VariantModel], target: Target, is_n
 
 def _refusal(label: str, problem: EntropyLoss, tp_size: int, target: Target) -> str | None:
     """Return why a variant cannot run a problem on the GPUs in question, or None if it can."""
-    if tp_size > 1 and (tp_size > NODE_GPUS or not target.peers) and sends_parts(label):
-        return f"its exchange needs GPUs that reach each other's memory: at most {NODE_GPUS} of one node, with NVLink"
+    if tp_size > 1 and not target.peers and sends_parts(label):
+        return "its exchange needs GPUs that reach each other's memory, with NVLink"
     return WORKLOAD.variants[label.split()[0]].unsupported_reason(problem, tp_size)

@@ -59,7 +59,7 @@ class Fit:
         scales = self.measured.max(axis=0, initial=0.0)
         shares = self.measured / scales / np.maximum([value for _, value in known], 1e-9)[:, None]
         for at, share in enumerate(shares.T):  # of terms that are proportional in all cells the first one counts
-            if any(np.allclose(share, other) for other in shares.T[:at]):
+            if any(np.allclose(share, other, atol=0.0) for other in shares.T[:at]):
                 shares[:, at] = 0.0
         solution = optimize.nnls(shares, np.ones(len(known)), maxiter=100 * len(names))[0] if names else scales
         self.coefficients: dict[str, float] = dict(zip(names, (solution / scales).tolist(), strict=True))

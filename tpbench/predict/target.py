@@ -10,7 +10,7 @@ from tpbench.suggestions import number
 RESERVE_GIB = 2.0
 """Memory for CUDA's context, NCCL's buffers and fragments that the allocator cannot use."""
 NODE_GPUS = 8
-"""Most GPUs that reach each other's memory: those of a node."""
+"""Most GPUs of a node. What a network between nodes costs was not measured."""
 
 
 @dataclass(frozen=True)

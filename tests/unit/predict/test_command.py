@@ -78,7 +78,7 @@ def test_counts_that_scale_a_gather_by_its_shard_fail_the_validation(rows, capsy
         (["--vocab", "4", "--tp", "8"], "cannot be sharded"),
         (["--gpu-memory", "1"], "CUDA, NCCL and fragments alone take 2 GiB"),
         (["--variant", ""], "is a variable of the shell not set?"),
-        (["--variant", "triton_tp", "--tp", "16"], "its exchange needs GPUs that reach each other's memory: at most 8"),
+        (["--tp", "16"], "tp_size=16 is not predicted: rows are of one node, at most 8 GPUs"),
     ],
 )
 def test_what_cannot_be_answered(rows, capsys, arguments, said):

@@ -70,6 +70,11 @@ def test_a_coefficient_is_never_negative():
     assert empty({"none": 0.0, "one": 3.0}) == pytest.approx(6.0) and empty({"none": 1.0}) is None
 
 
+def test_bytes_of_several_losses_have_a_coefficient_each():
+    found = Fit([({"one": 1.0}, 1e9), ({"other": 1.0}, 2e9), ({"other": 2.0}, 4e9)])
+    assert found({"one": 2.0}) == pytest.approx(2e9) and found({"other": 3.0}) == pytest.approx(6e9)
+
+
 def test_what_the_measured_cells_do_not_determine_is_unknown():
     """Cells of one tp size do not tell launches and collectives apart; one size does not tell what grows with it."""
     over_two = made([cell for cell in CELLS if cell.size.tp_size == 2])

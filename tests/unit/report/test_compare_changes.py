@@ -55,7 +55,8 @@ def test_statuses(before, after, verdict, fails):
 
 
 @pytest.mark.parametrize(
-    ("factor", "verdict"), [(1.5, "slower"), (0.5, "faster"), (1.02, "same"), (1 / 1.02, "same"), (1.031, "slower")]
+    ("factor", "verdict"),
+    [(1.5, "slower"), (0.5, "faster"), (1.02, "same"), (1 / 1.02, "same"), (1.1, "slower"), (1.031, "unclear")],
 )
 def test_a_difference_counts_above_the_threshold_if_it_is_significant(factor, verdict):
     found = change(record(), slower(factor))

@@ -65,8 +65,8 @@ class RunSpread(NamedTuple):
 
 SPREADS = {
     DEVICE: RunSpread(0.002, of_interval=2.5, between_runs=0.002, between_hosts=0.008),
-    CHAINED: RunSpread(0.002, of_interval=2.5, between_runs=0.03, between_hosts=0.03),
-    WALL: RunSpread(0.004, of_spread=0.5, freedom=6, between_runs=0.03, between_hosts=0.03),
+    CHAINED: RunSpread(0.01, of_interval=2.5, between_runs=0.03, between_hosts=0.03),
+    WALL: RunSpread(0.015, of_spread=0.5, between_runs=0.03, between_hosts=0.03),
 }
 ON_CPU = RunSpread(0.01, of_spread=1.0, between_runs=0.03, between_hosts=0.03)
 """Runs on CPU cores that other programs use, too."""
