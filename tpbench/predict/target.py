@@ -9,8 +9,7 @@ from tpbench.suggestions import number
 
 RESERVE_GIB = 2.0
 """Memory for CUDA's context, NCCL's buffers and fragments that the allocator cannot use."""
-NODE_GPUS = 8
-"""Most GPUs of a node. What a network between nodes costs was not measured."""
+NODE_GPUS = 8  # no row says what a network between nodes costs
 
 
 @dataclass(frozen=True)

@@ -101,8 +101,8 @@ def comparison_document(comparison: Comparison, simulated: float | None = None) 
             for count in (None, *MORE_ROWS)
         )
         notes.append(
-            f"found: how surely a change of {simulated:.3g} of the cell, or of all cells, is found. Of a cell, on "
-            f"average: {', '.join(chances)} rows on each side, measured in turns."
+            f"found: how surely a change of {100 * simulated:.3g}% of the cell, or of all cells, is found. Of a cell, "
+            f"on average: {', '.join(chances)} rows on each side, measured in turns."
         )
     table = Table("", [*lines[0]], [[*line.values()] for line in lines])
     return Document([table], _summary(comparison), [*notes, *comparison.method()])
