@@ -37,7 +37,7 @@ NOTES = (
     "of torch's time: a geometric mean over the sweeps that measured both losses, with the 95% interval of a t test of "
     "the logarithms. Other numbers are medians over the sweeps",
     "batch that fits: the largest batch_size for which a rank's memory is expected to suffice, if what a step adds to "
-    "steady_gib grows in proportion. It was not run",
+    "steady_gib grows in proportion, by each sweep's memory. It was not run",
 )
 
 
@@ -70,8 +70,6 @@ def _lines(of_sweeps: pd.DataFrame, batch_size: int) -> list[list[TableCell]]:
         sweeps = of_sweeps.loc[loss]
         middle: Any = sweeps.median()
         compared = loss != BASELINE
-        added_gib = middle["peak_gib"] - middle["steady_gib"]
-        fits = batch_size * (middle["memory_limit_gib"] - middle["steady_gib"]) / added_gib if added_gib > 0 else None
         lines.append(
             [
                 TableCell(str(loss)),
@@ -82,10 +80,21 @@ def _lines(of_sweeps: pd.DataFrame, batch_size: int) -> list[list[TableCell]]:
                 number_cell(middle["launch_ms"] if middle["launch_ms"] > 0 else None, "{:.1f}".format),
                 number_cell(middle["peak_gib"], "{:.2f}".format),
                 number_cell(baseline["peak_gib"].median() - middle["peak_gib"] if compared else None, "{:.2f}".format),
-                number_cell(fits and math.floor(fits), "{:.0f}".format),
+                _batch_cell(sweeps, batch_size),
             ]
         )
     return lines
+
+
+def _batch_cell(sweeps: pd.DataFrame, batch_size: int) -> TableCell:
+    """Return the batch sizes that are expected to fit: the least and the largest of the sweeps' numbers."""
+    added_gib = sweeps["peak_gib"] - sweeps["steady_gib"]
+    fits = batch_size * (sweeps["memory_limit_gib"] - sweeps["steady_gib"]) / added_gib.where(added_gib > 0)
+    sizes = fits.dropna().map(math.floor)
+    if sizes.empty:
+        return TableCell(MISSING)
+    least, largest = int(sizes.min()), int(sizes.max())
+    return TableCell(f"{least}" if least == largest else f"{least} to {largest}", least)
 
 
 def ratio_cell(ratios: pd.Series[float]) -> TableCell:

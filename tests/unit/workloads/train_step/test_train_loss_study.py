@@ -21,7 +21,8 @@ def test_a_loss_is_compared_with_torchs_of_the_same_sweep() -> None:
     rows += [
         row(sweep, "tpbench_linear", time_ms, peak_gib=6.0) for sweep, time_ms in enumerate([80.0, 162.0, 79.0, 10.0])
     ]
-    rows += [row(0, "liger", 100.0), row(0, "torch", 50.0, model="small")]  # the last one has nothing to compare
+    rows += [row(0, "torch", 50.0, model="small")]  # this one has nothing to compare
+    rows += [row(0, "liger", 100.0), row(3, "liger", 1.0, peak_gib=8.0)]
     (table,) = tables(rows)
     lines = {line[0]: dict(zip(table.columns, line, strict=True)) for line in table.texts}
     assert list(lines) == ["torch", "tpbench_linear", "liger"]
@@ -29,7 +30,8 @@ def test_a_loss_is_compared_with_torchs_of_the_same_sweep() -> None:
     assert ours["of torch's time"] == "0.800x, 0.775 to 0.825"  # t of two degrees of freedom: 4.303
     assert (ours["sweeps"], ours["time_ms"], ours["saved_gib"]) == ("4", "79.5", "4.00")
     assert (lines["torch"]["batch that fits"], ours["batch that fits"]) == ("9", "19")  # (80 - 2) / 8, and / 4
-    assert lines["liger"]["of torch's time"] == "1.000x"  # one sweep has no interval
+    assert lines["liger"]["batch that fits"] == "9 to 13"
+    assert lines["liger"]["of torch's time"] == "1.000x"  # one sweep with both has no interval
     assert "model=tiny" in table.heading and table.keys == 1
 
 
