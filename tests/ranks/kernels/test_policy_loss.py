@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.support.kernel_reference import (
+    DEVICE,
     DTYPES,
     TOLERANCE,
     assert_gradient_near,
@@ -109,6 +110,20 @@ def test_edges(device: torch.device, algorithm: dict[str, Any]) -> None:
     options["advantages"][3], options["row_weight"] = -1.0, None
     result = entropy_loss(logits, target, **on_device(options, device), **algorithm)
     assert result.row_loss[3] == torch.inf and result.row_loss[4:].isfinite().all()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize(("vocab", "softcap"), [(131072, 30.0), (151936, None), (151936, 30.0)])
+def test_long_rows(vocab: int, softcap: float | None, algorithm: dict[str, Any]) -> None:
+    """Rows of one program or of several, one with columns of -inf and one whose probability is in one column."""
+    if "exchange" not in algorithm:
+        pytest.skip("the two-pass kernels treat long rows like short ones, and take long")
+    logits, target = make("cross_entropy", rows=100, vocab=vocab, dtype=torch.bfloat16, device="cuda")
+    logits[1, 8:50000] = -torch.inf
+    logits[2, 7] = 90.0
+    changes: dict[str, Any] = {"old_logprobs": torch.full((100,), -12.0), "ref_logprobs": None, "kl_weight": 0.0}
+    options = make_policy(100, entropy_weight=0.3, temperature=0.7, z_loss=1e-2, softcap=softcap, **changes)
+    check(entropy_loss(logits, target, **on_device(options, DEVICE), **algorithm), logits, target, options)
 
 
 def _on_rank(rank: Rank, cases: list[Case]) -> list[dict[str, Any]]:

@@ -10,8 +10,6 @@ README.md explains the kernels. The reduction over threads, with its barriers, h
       4. store the gradient of the last tile
       5. for each other tile: store its gradient, start to copy into the freed place, and reduce the next row's tile
 
-`whole_row_kernel` is for rows that fill a multiprocessor. `late_rows_kernel` finishes rows whose words came late.
-
 Tried, with figures of an H200, 4096 rows in bf16:
 
 - A register that doesn't fit costs more than many instructions: its number comes back from the L2, because the loop
@@ -21,8 +19,7 @@ Tried, with figures of an H200, 4096 rows in bf16:
 - Logits past the end of a row can be copies of one vector of -inf. Every multiprocessor then reads the same line: 3.5
   ms in place of 0.79 at 151936 columns.
 - Options need registers, so tiles in registers are raw logits where that saves some (`keeps_raw`). A softcap took 0.947
-  ms at 131072 columns with exponentials and 40 spilled registers, and takes 0.747 with raw logits. Labels take 0.566,
-  with smoothing 0.565, with an entropy bonus 0.572.
+  ms at 131072 columns with exponentials and 40 spilled registers, and takes 0.747 with raw logits.
 - With both smoothing and an entropy, a first row spills over 100 registers. A scheduling barrier in each reduction
   avoids this and is slower: 0.120 ms in place of 0.104 for 32768 columns over two H200s.
 """
@@ -148,9 +145,10 @@ def one_pass_kernel(
             tiles.store_from_registers(walk, last_tile, factors, row, exists, LAST, SPEC)
         copied_row = rows.after(walk, next_row, 1, SPEC)
         copied = targets.rows_that_count(walk, copied_row, later_label, SPEC)
-        held = tiles.store_and_copy(
-            walk, step % 2, factors, row, exists, copied_row, copied, held, next_at, HELD, AHEAD, SPEC
-        )
+        for tile_of_row in gl.static_range(HELD):
+            tiles.store_and_copy(walk, step % 2, factors, row, exists, copied_row, copied, tile_of_row, SPEC)
+            if tile_of_row >= AHEAD:
+                held = tiles.reduce_tiles(held, walk, next_at, tile_of_row, tile_of_row + 1, HELD + 1, SPEC)
         targets.store_at_target(walk, own_label, state, terms, factors, row, exists, SPEC)
         this_label = next_label
         next_label = later_label

@@ -105,13 +105,14 @@ def multiply_nonzero(weight, difference):
 
 
 @gluon.constexpr_function
-def _sum_of_products(count):
-    """Write the sum of `count` products to each output. A product with the weight 0 is left out."""
+def _sum_of_products(count, finite):
+    """Write the sum of `count` products to each output. Unless all are finite, those with the weight 0 are left out."""
     outputs, weights, values = (range(first, first + count) for first in (0, count, 2 * count))
     return (
         "{.reg .pred counts; .reg .f32 total; mov.f32 total, 0f00000000;"
         + "".join(
-            f"setp.neu.f32 counts, ${weight}, 0f00000000; @counts fma.rn.f32 total, ${weight}, ${value}, total;"
+            ("" if finite else f"setp.neu.f32 counts, ${weight}, 0f00000000; @counts ")
+            + f"fma.rn.f32 total, ${weight}, ${value}, total;"
             for weight, value in zip(weights, values, strict=True)
         )
         + "".join(f"mov.f32 ${output}, total;" for output in outputs)
@@ -120,14 +121,14 @@ def _sum_of_products(count):
 
 
 @gluon.jit
-def sum_products_in_thread(weight, difference):
+def sum_products_in_thread(weight, difference, FINITE: gl.constexpr = False):
     """Sum `multiply_nonzero` within each thread: (ROWS, REPEATS, LANES, VECTOR) to (ROWS, LANES).
 
-    This takes a comparison and a multiply-add per element. A product, a choice and a sum take four instructions.
+    This takes a multiply-add per element and, unless products are FINITE, a comparison, which later ones wait for.
     """
     count: gl.constexpr = weight.type.shape[3]
     constraints: gl.constexpr = _constraints("=f", count, "f", 2 * count)
-    by_vector = _compute(_sum_of_products(count), constraints, [weight, difference], count)
+    by_vector = _compute(_sum_of_products(count, FINITE), constraints, [weight, difference], count)
     return gl.sum(gl.reduce(by_vector, 3, first), axis=1)
 
 

@@ -1,12 +1,12 @@
 """The one-pass kernels whose words have a whole row's time: for rows of labels that programs share, and two losses.
 
 A program sends the state of a row before it receives those of the row before. So neither the way of the words nor
-programs that are late by less than a row make it wait. Every tile has a place for each row that is under way, and none
-stays in registers. Two programs share a multiprocessor: one computes while the other moves memory.
+programs that are late by less than a row make it wait. If instructions take longer than memory, it stores a first
+gradient before it reduces the row's second half. Every tile has a place for each row that is under way, and none stays
+in registers. Two or three programs share a multiprocessor: one computes while another moves memory.
 
-Jsd and total variation need both softmaxes of a row before a second sum over its columns. So their words travel twice,
-and a program works on three rows at a time. Memory is read once. Each column of jsd takes eight exponentials and
-logarithms, where reverse_kl takes four.
+Jsd and total variation need both softmaxes of a row before a second sum over its columns. So their words travel twice.
+Memory is read once. Each column of jsd takes eight exponentials and logarithms, where reverse_kl takes four.
 
 Measured on an H200, 4096 rows in bf16:
 
@@ -14,12 +14,14 @@ Measured on an H200, 4096 rows in bf16:
 - jsd: 0.526, 2.434 and 3.456 ms at 32768, 131072 and 151936 columns, where three kernels take 0.812, 3.111 and 3.676,
   and reverse_kl 0.205, 0.869 and 1.021.
 - total variation: 2.324 and 3.010 ms at 131072 and 151936 columns, where three kernels take less: 2.229 and 2.623.
-- Losses of two logits would be slower here: 1.118 ms in place of 0.860 at 128256 columns. A multiprocessor's memory
-  idles while its instructions reduce a row. With reductions between the gradients of tiles it takes 0.968 ms, since no
-  tile stays in registers.
-- Instructions of options take longer than memory. At 151936 columns labels take 0.653 ms, smoothing 0.676, an entropy
-  bonus 0.869 and a softcap 1.148; eight warps in place of four take 0.699, 0.896 and 1.221. Over two H200s eight warps
-  are faster: 131072 columns take 0.351, 0.380 and 0.580 in place of 0.362, 0.467 and 0.695.
+- Losses of two logits are slower here, as no tile stays in registers: 0.968 ms, not 0.860, at 128256 columns.
+- Options at 151936 columns (labels 0.652 ms): a bonus took 0.869. For 35% of the time warps waited for instructions,
+  mostly comparisons with 0, as predicates are few. Without them it takes 0.717, with three programs 0.667. Smoothing
+  takes 0.660, before 0.686. Both took 0.987, with three programs 0.740, and take 0.716 with an early gradient.
+- A softcap takes 1.052, 1.6 times labels, and took 1.160. Its 4.6 exponentials and reciprocals a column keep their unit
+  busy for 70% of the time (81% in a whole row); for 17% warps wait for code, a loop of 90 KiB. One reciprocal for eight
+  columns takes 1.047, and 1.204 with eight warps; Newton's method 1.144; three programs with a packed minimum 1.184.
+- Over two H200s eight warps are faster: at 131072 columns an entropy bonus took 0.380 in place of 0.467 ms.
 """
 
 from triton.experimental import gluon
@@ -32,6 +34,12 @@ PLACES = gl.constexpr(3)
 """Rows of `mixture_kernel` that are under way."""
 
 
+@gluon.jit
+def _send_rows(walk, step, held, x_label, queues, SPEC: gl.constexpr):
+    """Send the rows of a step, whose state by thread is `held`. Returns what `send_state` does."""
+    return exchange.send_state(states.state_of_rows(walk, held, x_label, SPEC), walk, step, queues, SPEC)
+
+
 @gluon.jit(do_not_specialize=kernels.ANY_VALUE)
 def shared_rows_kernel(
     logits, target, grad, inputs, outputs, loss, mailbox, n_rows, n_columns, n_parts, part_columns, n_valid,
@@ -40,6 +48,7 @@ def shared_rows_kernel(
     """Compute the same as `one_pass_kernel` for rows of labels that programs share."""
     gl.static_assert(SPEC.SLOTS > 0 and not SPEC.TOP_K)
     TILES: gl.constexpr = SPEC.TILES
+    AHEAD: gl.constexpr = SPEC.AHEAD
     walk = rows.open_walk(logits, target, grad, mailbox, n_rows, n_columns, n_parts, part_columns, n_valid,
                           vocab_start, vocab_size, ignore_index, strides, scales, 2, 2, SPEC)  # fmt: skip
     epoch = gl.load(mailbox.control) + 1
@@ -58,21 +67,20 @@ def shared_rows_kernel(
 
     counts, own_label = targets.load_own_label(walk, row, this_label, SPEC)
     held = tiles.reduce_tiles(states.no_columns(SPEC), walk, 0, 0, TILES, TILES, SPEC)
-    state = states.state_of_rows(walk, held, own_label.logit, SPEC)  # (ROWS, LANES) to (ROWS,)
-    sent = exchange.send_state(state, walk, 0, queues, SPEC)
+    sent = _send_rows(walk, 0, held, own_label.logit, queues, SPEC)
 
     for step in range(walk.steps):
         row = rows.of_step(walk, step, SPEC)  # (ROWS,)
         exists = row < n_rows
         next_row = rows.after(walk, row, 1, SPEC)
-        # The label's logit is loaded before the wait for copies, to arrive meanwhile.
         next_counts, next_own = targets.load_own_label(walk, next_row, next_label, SPEC)
         values = rows.load_values(inputs, walk, row, SPEC)
         last_label = targets.load_labels(inputs, walk, rows.after(walk, row, 3, SPEC), SPEC)
 
-        held = tiles.reduce_tiles(states.no_columns(SPEC), walk, (step + 1) % 2, 0, TILES, 0, SPEC)
-        state = states.state_of_rows(walk, held, next_own.logit, SPEC)
-        next_sent = exchange.send_state(state, walk, step + 1, queues, SPEC)
+        next_at = (step + 1) % 2
+        held = tiles.reduce_tiles(states.no_columns(SPEC), walk, next_at, 0, AHEAD, TILES - AHEAD, SPEC)
+        if AHEAD == TILES:
+            next_sent = _send_rows(walk, step + 1, held, next_own.logit, queues, SPEC)
 
         looked = exchange.first_look(sent, queues, SPEC)
         state, limits, came = exchange.receive_state(looked, limits, queues, SPEC)
@@ -82,7 +90,11 @@ def shared_rows_kernel(
         )
         copied_row = rows.after(walk, next_row, 1, SPEC)
         copied = targets.rows_that_count(walk, copied_row, later_label, SPEC)
-        tiles.store_and_copy(walk, step % 2, factors, row, exists, copied_row, copied, state, 0, TILES, TILES, SPEC)
+        for tile_of_row in gl.static_range(TILES):
+            tiles.store_and_copy(walk, step % 2, factors, row, exists, copied_row, copied, tile_of_row, SPEC)
+            if tile_of_row == 0 and AHEAD < TILES:
+                held = tiles.reduce_tiles(held, walk, next_at, AHEAD, TILES, 1, SPEC)
+                next_sent = _send_rows(walk, step + 1, held, next_own.logit, queues, SPEC)
         targets.store_at_target(walk, own_label, state, terms, factors, row, exists, SPEC)
         counts = next_counts
         own_label = next_own
@@ -128,8 +140,7 @@ def _divergences(walk, step, state, SPEC: gl.constexpr):
 def _row_state(walk, step, LATER: gl.constexpr, queues, SPEC: gl.constexpr):
     """Reduce and send the rows of a step. Returns what `send_state` does."""
     held = tiles.reduce_tiles(states.no_columns(SPEC), walk, step % PLACES, 0, SPEC.TILES, LATER, SPEC)
-    state = states.state_of_rows(walk, held, walk.row_in_tile, SPEC)
-    return exchange.send_state(state, walk, step, queues, SPEC)
+    return _send_rows(walk, step, held, walk.row_in_tile, queues, SPEC)
 
 
 @gluon.jit
@@ -188,9 +199,8 @@ def mixture_kernel(
             walk, step, row, counts, exists, state, state, inputs, values, outputs, scale, SPEC
         )
         copied = targets.rows_that_count(walk, copied_row, copied_label, SPEC)
-        tiles.store_and_copy(
-            walk, step % PLACES, factors, row, exists, copied_row, copied, state, 0, TILES, TILES, SPEC
-        )
+        for tile_of_row in gl.static_range(TILES):
+            tiles.store_and_copy(walk, step % PLACES, factors, row, exists, copied_row, copied, tile_of_row, SPEC)
         state = next_state
         sent = next_sent
         next_sent = later_sent

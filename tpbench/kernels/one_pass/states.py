@@ -21,6 +21,7 @@ from tpbench.kernels.row_terms import State, numbers_of, reference, shifted, sta
 
 INF = gl.constexpr(float("inf"))
 LOG2_E = gl.constexpr(1.4426950408889634)
+LEAST_EXPONENT = gl.constexpr(-200.0)  # Its exponential is 0, and 0 times it, too. With -inf the product would be NaN.
 
 
 class TileState(NamedTuple):
@@ -152,7 +153,7 @@ def tile_state(walk, x, t, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
     s = _sum_in_thread(exp_x)
     h = s
     if SPEC.ENTROPY:
-        h = ptx.sum_products_in_thread(exp_x, x)
+        h = ptx.sum_products_in_thread(exp_x, gl.maximum(x, LEAST_EXPONENT), FINITE=True)
     if layouts.has_labels(SPEC):
         if SPEC.SOFTCAP > 0:
             exp_x *= slope

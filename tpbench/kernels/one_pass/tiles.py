@@ -242,11 +242,8 @@ def _store_gradient(walk, g, row, exists, tile_of_row: gl.constexpr, SPEC: gl.co
 def times_factor(exp_x, x, factor, options, SPEC: gl.constexpr):
     """Exponentials times their factor. x: the exponents. options: `OptionFactors`."""
     if SPEC.ENTROPY_GRAD:
-        g = ptx.multiply_nonzero(exp_x, gl.fma(x, options.entropy, factor + options.offset))
-        if SPEC.SMOOTHED:
-            g -= options.column
-        return g
-    elif SPEC.SMOOTHED:
+        factor = gl.fma(gl.maximum(x, states.LEAST_EXPONENT), options.entropy, factor + options.offset)
+    if SPEC.SMOOTHED:
         return gl.fma(exp_x, factor, 0.0 - options.column)
     else:
         return exp_x * factor
@@ -300,20 +297,10 @@ def store_from_logits(walk, raw, factors, row, exists, tile_of_row: gl.constexpr
 
 
 @gluon.jit
-def store_and_copy(
-    walk, at, factors, row, exists, copied_row, copied, held, next_at, COUNT: gl.constexpr, AHEAD: gl.constexpr,
-    SPEC: gl.constexpr,
-):  # fmt: skip
-    """Store the gradient of COUNT tiles of rows at place `at`, and start to copy those of other rows to their places.
-
-    Returns the state `held` of the rows at place `next_at`, into which it merges their tiles from AHEAD on.
-    """
-    for tile_of_row in gl.static_range(COUNT):
-        if SPEC.GRAD:
-            raw = load_tile(walk, at, tile_of_row, tile_of_row, SPEC)
-        copy_tile(walk, at, copied_row, copied, tile_of_row, tile_of_row, SPEC)
-        if SPEC.GRAD:
-            store_from_logits(walk, raw, factors, row, exists, tile_of_row, SPEC)
-        if tile_of_row >= AHEAD:
-            held = reduce_tiles(held, walk, next_at, tile_of_row, tile_of_row + 1, COUNT + 1, SPEC)
-    return held
+def store_and_copy(walk, at, factors, row, exists, copied_row, copied, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
+    """Store the gradient of a tile of rows at place `at`, and start to copy that of other rows to its place."""
+    if SPEC.GRAD:
+        raw = load_tile(walk, at, tile_of_row, tile_of_row, SPEC)
+    copy_tile(walk, at, copied_row, copied, tile_of_row, tile_of_row, SPEC)
+    if SPEC.GRAD:
+        store_from_logits(walk, raw, factors, row, exists, tile_of_row, SPEC)

@@ -69,7 +69,7 @@ class Tile:
     SLOTS: int
     """Parts that each rank sends, some of them empty: a power of two, equal on all ranks. 0: nothing to exchange."""
     AHEAD: int
-    """`one_pass`: tiles of the next row that are reduced while this row's words travel, at most TILES - 1."""
+    """Tiles of the next row that are reduced before the wait for this row's words, at most TILES - 1 in `one_pass`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +83,8 @@ class Tiling(Tile):
 
     @property
     def registers(self) -> int:
-        """Most registers per thread with which programs_per_sm programs fit."""
-        return min(255, 65536 // (32 * self.WARPS * self.programs_per_sm))
+        """Most registers per thread, a multiple of 8, with which programs_per_sm programs fit."""
+        return min(255, 65536 // (32 * self.WARPS * self.programs_per_sm) // 8 * 8)
 
     @property
     def columns(self) -> int:
@@ -119,7 +119,7 @@ def machine(device: int) -> Machine:
 
 def _shape(
     share: int, world_size: int, has_labels: bool, mixture: bool, column_bytes: int, cap: int, top_k: bool,
-    options: bool, limits: Machine,
+    options: int, limits: Machine,
 ) -> Shape:  # fmt: skip
     padded, full = max(SMALLEST_BLOCK, next_power_of_2(share)), TILE_BYTES // column_bytes
 
@@ -138,14 +138,15 @@ def _shape(
     if world_size == 1 and not top_k and fits and 4 * full < padded <= 8 * min(full, cap):
         return Shape("whole_row", padded // 8, padded // 8, padded, 16, 1)
     # Labels need few instructions: memory would wait for the exchange, unless the words have a whole row's time. Two
-    # programs have few warps each, whose registers hold the numbers of more columns at once. Shards of 16384 columns
-    # and less are faster if a tile has several of their rows.
-    block = min(full // 2, cap)  # a smaller one would need many tiles
-    halves = bytes_of_tiles(2) // (block * column_bytes)  # of two places each
+    # programs, or three for an option, have few warps each, whose registers hold the numbers of more columns at once.
+    # Shards of 16384 columns and less are faster if a tile has several of their rows.
+    three = world_size == 1 and options == 1 and column_bytes == 2
+    block = min(full // 4 if three else full // 2, cap)  # a smaller one would need many tiles
+    halves = bytes_of_tiles(2 + three) // (block * column_bytes)  # of two places each
     long = share > 8 * full if world_size == 1 else share > full and (options or share != padded)
     warps = 8 if options and world_size > 1 else 4
     if has_labels and not top_k and block >= full // 4 and long:
-        return Shape("shared_rows", block, block, halves * block // 2, warps, 2)
+        return Shape("shared_rows", block, block, halves * block // 2, warps, 2 + three)
 
     # Two programs per multiprocessor: one works while the other waits, if 128 registers per thread are enough. The
     # launch is cooperative, so the driver refuses it if not all programs fit at once.
@@ -176,14 +177,14 @@ def _shape(
 @functools.lru_cache(maxsize=256)
 def tiling(
     rows: int, columns: int, share: int, world_size: int, itemsize: int, loss: str, block_cap: int | str,
-    whole_vectors: bool, limits: Machine, widest: int | None = None, top_k: bool = False, options: bool = False,
+    whole_vectors: bool, limits: Machine, widest: int | None = None, top_k: bool = False, options: int = 0,
 ) -> Tiling | str:  # fmt: skip
     """Return the tiling for (rows, columns) logits, or the reason why there is none.
 
     share: columns per rank if the vocabulary is split evenly. This number is equal on all ranks, so that their tilings
     agree in everything that the exchange needs. One rank alone uses its columns, of which some may be padding.
     top_k: the target is a teacher's top k, for whose numbers only the general kernel has registers.
-    options: the loss has more terms than a thread has registers for beside 64 numbers of a tile.
+    options: 1 if a thread lacks registers for the loss's terms beside 64 numbers of a tile, 2 if they also take longer.
     widest: the most columns that a rank holds, if the ranks know it. If not, a rank with too many raises ValueError.
     """
     share = columns if world_size == 1 else share
@@ -224,8 +225,10 @@ def tiling(
     repeats = max(1, shape.block // (lanes * vector))
     tiles = max(2 if slots else 1, -(-part_columns // (repeats * lanes * vector)))
     last_columns = part_columns - (tiles - 1) * repeats * lanes * vector
-    # Tiles reduced before the wait: all but the last, and one less if another program works during the wait.
-    waits_alone = not has_labels or shape.programs_per_sm == 1
+    # All but the last, and one less if another program works during the wait. `shared_rows` explains its number.
+    ahead = tiles - (2 if has_labels and shape.programs_per_sm > 1 else 1)
+    if shape.kernel == "shared_rows":
+        ahead = -(-tiles // 2) if world_size == 1 and options == 2 and column_bytes == 2 else tiles
     return Tiling(
         KERNEL=shape.kernel,
         ROWS=tile_rows,
@@ -240,5 +243,5 @@ def tiling(
         parts=parts,
         part_columns=part_columns,
         SLOTS=slots,
-        AHEAD=tiles - (1 if waits_alone else 2) if slots else 0,
+        AHEAD=ahead if slots else 0,
     )
