@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,6 +35,26 @@ class Remembered(dict[Any, Any]):
         super().__setitem__(key, value)
 
 
+class Form(NamedTuple):
+    """The properties of a tensor that decide how a kernel is launched: all but its values and its address."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    misaligned: int
+    """Bytes past a multiple of 16."""
+
+    @property
+    def aligned(self) -> bool:
+        """True if all rows are contiguous, consist of whole 16-byte vectors, and start at multiples of 16 bytes."""
+        sizes = (size * self.dtype.itemsize for size in (self.shape[1], self.strides[0]))
+        return self.strides[1] == 1 and not self.misaligned and all(size % 16 == 0 for size in sizes)
+
+
+def form(tensor: Tensor) -> Form:
+    return Form(tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() % 16)
+
+
 class CachedLaunch:
     """`kernel[(programs,)](*arguments, **constants)`, with far less host time from the second call of a kind on.
 
@@ -60,22 +80,43 @@ class CachedLaunch:
 
         A named tuple of tensors, integers or floats is one argument of the kernel.
         """
-        # Triton would compile an integer among the floats as an integer.
-        numbers = map(float, floats)
-        floats = (floats._make(numbers),) if hasattr(floats, "_make") else tuple(numbers)
-        arguments = (*pointers, *integers, *floats, *more_integers)
+        arguments = (*pointers, *_numbers(integers, floats, more_integers))
         if not isinstance(self.kernel, JITFunction):  # Triton's interpreter
             return self.kernel[(programs,)](*arguments, **self.constants)
         alike = tuple([_kind_of_pointer(pointer) for pointer in pointers])
-        kind = (driver.active.get_current_device(), alike, integers, more_integers)
+        kind = (device := driver.active.get_current_device(), alike, integers, more_integers)
         compiled = self._compiled.get(kind)
         if compiled is not None:
-            compiled[programs, 1, 1](*arguments, *self.constants_in_place)
+            stream = driver.active.get_current_stream(device)
+            compiled[programs, 1, 1](*arguments, *self.constants_in_place, stream=stream)
             return compiled
         compiled = self.kernel[(programs,)](*arguments, **self.constants)
         if isinstance(compiled, CompiledKernel):  # asynchronous compilation returns a future instead
             self._compiled[kind] = compiled
         return compiled
+
+    def bound(self, programs: int, *numbers: tuple[Any, ...]) -> Callable[..., Any]:
+        """Return a launch that takes the pointers alone: each time of the same kinds, on the same device."""
+        after_pointers = (*_numbers(*numbers), *self.constants_in_place)
+        compiled, again, device = None, None, 0
+
+        def launch(*pointers: Any) -> Any:
+            nonlocal compiled, again, device
+            if again is not None:
+                again(*pointers, *after_pointers, stream=driver.active.get_current_stream(device))
+                return compiled
+            compiled = self(programs, pointers, *numbers)
+            if isinstance(compiled, CompiledKernel):
+                again, device = compiled[programs, 1, 1], driver.active.get_current_device()
+            return compiled
+
+        return launch
+
+
+def _numbers(integers: Iterable[Any], floats: Any = (), more_integers: Iterable[int] = ()) -> tuple[Any, ...]:
+    """Return the arguments after the pointers. Triton would compile an integer among the floats as an integer."""
+    given = map(float, floats)
+    return (*integers, *((floats._make(given),) if hasattr(floats, "_make") else given), *more_integers)
 
 
 def _kind_of_pointer(pointer: Any) -> Any:

@@ -33,18 +33,13 @@ def choice(name: str, value: object, *valid: object) -> None:
 
 
 def number(
-    name: str,
-    value: Any,
-    kind: type[float] = float,
-    low: float | None = 0.0,
-    high: float | None = None,
+    name: str, value: Any, kind: type[float] = float, low: float | None = 0.0, high: float | None = None,
     open_low: bool = False,
-) -> None:
+) -> None:  # fmt: skip
     """Raise unless an int or a number of `kind`, finite in fp32, and from `low` (open_low: above it) to `high`."""
     if isinstance(value, bool) or not isinstance(value, (int, kind)):
-        advice = (
-            f": pass {kind.__name__}({name})" if hasattr(value, "__float__") and not isinstance(value, bool) else ""
-        )
+        is_number = hasattr(value, "__float__") and not isinstance(value, bool)
+        advice = f": pass {kind.__name__}({name})" if is_number else ""
         kinds = "an int" if kind is int else "an int or a float of Python"
         raise TypeError(f"{name} must be {kinds}, got {type(value).__name__}{advice}")
     largest = torch.finfo(torch.float32).max if kind is float else 2**63 - 1
@@ -115,9 +110,8 @@ def tensor(
     It must have memory of its own. why: follows the dtypes in an error.
     """
     memory(name, value)
-    if value.dim() != len(shape) or any(
-        isinstance(wanted, int) and wanted != size for wanted, size in zip(shape, value.shape, strict=True)
-    ):
+    fits = [isinstance(wanted, str) or wanted == size for wanted, size in zip(shape, value.shape, strict=False)]
+    if value.dim() != len(shape) or not all(fits):
         wanted_shape = ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "")
         raise ValueError(f"{name} must have shape ({wanted_shape}), got {tuple(value.shape)}")
     if value.dtype not in dtypes:

@@ -32,10 +32,9 @@ class GradientsInForward(torch.autograd.Function):
     """A loss whose forward computes the gradients of its inputs, and whose backward scales them in place."""
 
     @staticmethod
-    def forward(ctx: Any, compute: Callable[[], Any], stored_scale: float, *inputs: Any) -> Tensor:
-        """`compute` returns the loss and the gradients of the inputs. stored_scale: the factor that these contain."""
-        loss: Tensor
-        (loss, ctx.gradients), ctx.stored_scale = compute(), stored_scale
+    def forward(ctx: Any, compute: Callable[[], Any], *inputs: Any) -> Any:
+        """`compute` returns the loss, the gradients of the inputs, and the factor that these contain."""
+        loss, ctx.gradients, ctx.stored_scale = compute()
         return loss
 
     @staticmethod
@@ -48,4 +47,4 @@ class GradientsInForward(torch.autograd.Function):
         for gradient in gradients:
             if gradient is not None:
                 scale_rows(gradient.view(1, -1) if gradient.dim() == 1 else gradient, upstream, ctx.stored_scale)
-        return (None, None, *gradients)
+        return (None, *gradients)

@@ -7,8 +7,8 @@ import math
 from torch import Tensor
 
 from tpbench.kernels import symmetric
-from tpbench.kernels.cached_launch import INTERPRETED, launching
-from tpbench.kernels.one_pass.launch import OnePassLaunch, form, prepare
+from tpbench.kernels.cached_launch import INTERPRETED, form, launching
+from tpbench.kernels.one_pass.launch import OnePassLaunch, prepare
 from tpbench.kernels.row_loss import KernelTarget, LaunchRecord, RowLoss, Rows
 from tpbench.kernels.two_pass import launch as two_pass
 

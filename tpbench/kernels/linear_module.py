@@ -99,11 +99,11 @@ class LinearEntropyLoss(LossModule):
         recompute = self.options.reduction == "none" or self.options.entropy or hidden.dtype == torch.float16
         learning: Any = [name for name, tensor in inputs.items() if learns_from(tensor)]
 
-        def compute() -> tuple[Tensor, tuple[Tensor | None, ...]]:
+        def compute() -> tuple[Tensor, tuple[Tensor | None, ...], float]:
             result = self.kept(linear_entropy_loss(hidden, weight, target, bias=bias, grad=learning, **named))
-            return result.loss, (result.grad_hidden, result.grad_weight, result.grad_bias)
+            return result.loss, (result.grad_hidden, result.grad_weight, result.grad_bias), 1.0
 
         with torch.autocast(device, enabled=False):
             if recompute or not learning:
                 return GradientsInBackward.apply(self.kept, (target, named), hidden, weight, bias)
-            return GradientsInForward.apply(compute, 1.0, hidden, weight, bias)
+            return GradientsInForward.apply(compute, hidden, weight, bias)

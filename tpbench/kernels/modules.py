@@ -184,22 +184,20 @@ class EntropyLoss(LossModule):
         learns = learns_from(logits)
         call = self.call_of(logits, target, rows, learns)
 
-        def compute() -> tuple[Tensor, tuple[Tensor | None]]:
+        def compute() -> tuple[Tensor, tuple[Tensor | None], float]:
             result = self.kept(call(logits, target, rows))
-            return result.loss, (result.grad,)
+            return result.loss, (result.grad,), self.options.stored_scale(logits.shape[0], logits.dtype)
 
         if not learns:
             return compute()[0]
-        return GradientsInForward.apply(compute, self.options.stored_scale(len(logits), logits.dtype), logits)
+        return GradientsInForward.apply(compute, logits)
 
     def call_of(
         self, logits: Tensor, target: Tensor | TopK, rows: dict[str, Any], learns: bool
     ) -> Callable[..., EntropyLossResult]:
         """Return a function of logits, target and rows that repeats a call of this form, or else checks the call."""
-        named = {"learns": learns, "may_learn": torch.is_grad_enabled()}
-        form_of_call = form_of(logits, target, rows | named)
-        repeated = self.remembered.get(form_of_call)
-        if repeated is not None:
+        form_of_call = form_of(logits, target, {**rows, "learns": learns, "may_learn": torch.is_grad_enabled()})
+        if (repeated := self.remembered.get(form_of_call)) is not None:
             return repeated
         arguments = self.arguments(target, rows, logits=logits)
         self.check_columns("logits", logits.shape[-1] if logits.dim() else 0, logits.device)

@@ -18,10 +18,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from tpbench.kernels import LABEL_LOSSES
-from tpbench.kernels.cached_launch import Remembered, launching
+from tpbench.kernels.cached_launch import Remembered, form, launching
 from tpbench.kernels.checks import is_traced, overwritten
 from tpbench.kernels.kernel_arguments import RowInputs, RowOutputs, TopTarget
-from tpbench.kernels.one_pass.launch import form
 from tpbench.kernels.row_loss import TopK
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -39,8 +38,7 @@ def repeating(function: Function) -> Function:
     @functools.wraps(function)
     def call(logits: Any, target: Any, **named: Any) -> Any:
         form_of_call = form_of(logits, target, named)
-        repeated = remembered.get(form_of_call)
-        if repeated is not None:
+        if (repeated := remembered.get(form_of_call)) is not None:
             return repeated(logits, target, named)
         result = function(logits, target, **named)
         remembered.add(form_of_call, result, target, named)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from typing import Any
 
 import pytest
@@ -52,6 +53,21 @@ def test_reductions_and_scales(loss: Any, reduction: str, device: torch.device, 
     none = entropy_loss(*make(loss, rows=0, device=device), **options)
     assert none.loss.shape == ((0,) if reduction == "none" else ()) and none.loss.sum() == 0
     assert none.grad is not None and none.grad.shape == (0, 100)
+
+
+@all_losses
+def test_a_repeated_call_has_the_bits_of_a_first_one(loss: Any, device: torch.device, algorithm: Any) -> None:
+    """Nothing keeps the tensors of either: a gradient is as large as the logits."""
+    logits, target = make(loss, device=device)
+    first_call: Any = vars(entropy_loss)["__wrapped__"]
+    for step in range(3):
+        options = {"loss": loss, "z_loss": 1e-3, **algorithm}
+        result, right = (call(logits - step, target, **options) for call in (entropy_loss, first_call))
+        for name in ("loss", "row_loss", "grad"):
+            assert torch.equal(getattr(result, name), getattr(right, name))
+        gradients = weakref.ref(result.grad), weakref.ref(right.grad)
+        del result, right
+        assert gradients[0]() is gradients[1]() is None
 
 
 @pytest.mark.parametrize("loss", LOSSES[1:])

@@ -13,8 +13,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import compile as compile_for
 
 from tests.support.fake_gpu import H200, fake_h200
+from tpbench.kernels.cached_launch import Form
 from tpbench.kernels.kernel_arguments import RowInputs, RowOutputs, Scales, TopTarget
-from tpbench.kernels.one_pass.launch import Form, OnePassLaunch, Prepared, prepare
+from tpbench.kernels.one_pass.launch import OnePassLaunch, Prepared, prepare
 from tpbench.kernels.row_loss import Options, RowLoss, Rows, Vocabulary
 from tpbench.kernels.symmetric import Workspace
 from tpbench.kernels.two_pass import launch as two_pass

@@ -65,6 +65,14 @@ def test_a_call_of_the_same_kind_skips_what_triton_would_do_again(
     assert isinstance(gpu.launched[1].arguments[4], float)
 
 
+def test_a_bound_launch_takes_the_pointers_alone(gpu: FakeGpu, launch: CachedLaunch) -> None:
+    bound, other = launch.bound(3, (5, 1), (1,), (16,)), POINTERS[torch.float32, 8]
+    assert bound(X, Y) is bound(other, Y) and gpu.bound == len(gpu.compiled) == 1
+    for x, launched in zip((X, other), gpu.launched, strict=True):
+        assert launched.grid == (3, 1, 1) and launched.arguments == (pointer(x), pointer(Y), 5, 1, 1.0, 16, 4, True)
+        assert isinstance(launched.arguments[4], float)
+
+
 ARGUMENTS = st.fixed_dictionaries(
     {},
     optional={

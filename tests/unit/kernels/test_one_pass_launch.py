@@ -10,8 +10,9 @@ import torch
 
 from tests.support.fake_gpu import FakeGpu, pointer
 from tpbench.kernels import symmetric
+from tpbench.kernels.cached_launch import Form, form
 from tpbench.kernels.kernel_arguments import RowInputs, RowOutputs, Scales
-from tpbench.kernels.one_pass.launch import Form, OnePassLaunch, Prepared, form, prepare
+from tpbench.kernels.one_pass.launch import OnePassLaunch, Prepared, prepare
 from tpbench.kernels.row_loss import Vocabulary
 from tpbench.kernels.symmetric import PeerWorkspace, Workspace
 

@@ -6,17 +6,16 @@ Kernels receive several arguments as named tuples. Triton compiles the same code
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from triton import next_power_of_2
-from triton.compiler import CompiledKernel
 
 from tpbench.kernels import COMPARING_LOSSES, symmetric
-from tpbench.kernels.cached_launch import CachedLaunch, cached_launch
+from tpbench.kernels.cached_launch import CachedLaunch, Form, cached_launch
 from tpbench.kernels.kernel_arguments import LossConstants, RowInputs, RowOutputs, Scales, Strides
 from tpbench.kernels.one_pass.tiling import Tile, Tiling, machine, tiling
 from tpbench.kernels.row_loss import KernelTarget, Vocabulary
@@ -64,26 +63,6 @@ class Mailbox(NamedTuple):
     """int32 (2,): the epoch, and the number of programs that are done."""
     failed: Any
     """int32 (1,): set if a wait passed its limit. It may lie in the memory of the host."""
-
-
-class Form(NamedTuple):
-    """The properties of a tensor that decide how a kernel is launched: all but its values and its address."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-    misaligned: int
-    """Bytes past a multiple of 16."""
-
-    @property
-    def aligned(self) -> bool:
-        """True if all rows are contiguous, consist of whole 16-byte vectors, and start at multiples of 16 bytes."""
-        sizes = (size * self.dtype.itemsize for size in (self.shape[1], self.strides[0]))
-        return self.strides[1] == 1 and not self.misaligned and all(size % 16 == 0 for size in sizes)
-
-
-def form(tensor: Tensor) -> Form:
-    return Form(tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() % 16)
 
 
 @dataclass(frozen=True)
@@ -167,9 +146,7 @@ def prepare(
     if yields or (world_size > 1 and rows * vocabulary.share * read_or_written >= LEAST_NUMBERS):
         meeting = cached_launch(_kernel("meeting"), WORLD=world_size, RANKS=next_power_of_2(world_size), num_warps=1)
     if yields:
-        late_rows = cached_launch(
-            _kernel("late_rows"), SPEC=constants, num_warps=plan.WARPS, enable_fp_fusion=False
-        )  # fmt: skip
+        late_rows = cached_launch(_kernel("late_rows"), SPEC=constants, num_warps=plan.WARPS, enable_fp_fusion=False)
     return Prepared(
         tiling=plan,
         kernel=kernel,
@@ -199,19 +176,19 @@ def _kernel(name: str) -> Any:
     return getattr(modules.get(name, kernels), f"{name}_kernel")
 
 
+@dataclass
 class OnePassLaunch:
     """The launch of a prepared call, for any tensors of its forms."""
 
-    def __init__(
-        self, prepared: Prepared, peers: symmetric.Workspace | None, device: torch.device, scales: Scales
-    ) -> None:
-        """`peers`: the workspace of the group. None: one rank, which has a workspace for each stream."""
-        self.prepared, self.peers, self.device = prepared, peers, device
-        self.scales = Scales(*map(float, scales))
-        self.kept: tuple[Any, ...] | None = None
-        """The workspace, its size and the longest wait, for which `queue` was made."""
-        self.queue: list[tuple[Callable[..., None], int, tuple[Any, ...]]] = []
-        """The kernels in order: how many tensors of the call each one takes, and the arguments after them."""
+    prepared: Prepared
+    peers: symmetric.Workspace | None
+    """The workspace of the group. None: one rank, which has a workspace for each stream."""
+    device: torch.device
+    scales: Scales
+    kept: tuple[Any, ...] | None = None
+    """The workspace, its size and the longest wait, for which `queue` was made."""
+    queue: Sequence[tuple[Any, ...]] = ()
+    """The launches in order, each with how many tensors of the call it takes, and the mailbox after them."""
 
     def __call__(
         self, logits: Tensor, target: KernelTarget, grad: Tensor | None, inputs: RowInputs, outputs: RowOutputs,
@@ -220,7 +197,7 @@ class OnePassLaunch:
         """Queue the kernels on the current stream of the device, which must be the current one.
 
         It stores outputs and, where they are not None, grad and total. inverse_count: (1,) fp32, 1 / the rows that
-        count. It is needed if they are counted and `total` is None. Returns the compiled kernel of a first launch.
+        count. It is needed if they are counted and `total` is None. Returns the compiled kernel.
         """
         workspace = symmetric.local_workspace(self.device) if self.peers is None else self.peers
         workspace.enter()
@@ -228,41 +205,30 @@ class OnePassLaunch:
         # Any address stands for a missing tensor.
         grad, total = logits if grad is None else grad, outputs.loss if total is None else total
         tensors = (logits, target, grad, inputs, outputs, total)
-        if (workspace, workspace.half, symmetric.WAIT_LIMIT_S) == self.kept:
-            for run, count, arguments in self.queue:
-                run(*tensors[:count], *arguments)
-            return None
-        workspace.reserve(self.prepared.words)
-        self.kept, self.queue, reading = (workspace, workspace.half, symmetric.WAIT_LIMIT_S), [], None
-        for kernel, programs, count, mailbox, integers, scales, numbers in self._kernels(workspace):
-            compiled = kernel(programs, (*tensors[:count], mailbox), integers, scales, numbers)
-            reading = compiled if kernel is self.prepared.kernel else reading
-            if isinstance(compiled, CompiledKernel):
-                floats = (scales,) if scales else ()  # a meeting has none
-                arguments = (mailbox, *integers, *floats, *numbers, *kernel.constants_in_place)
-                self.queue.append((compiled[programs, 1, 1], count, arguments))
-            else:
-                self.kept = None
-        return reading
+        if (workspace, workspace.half, symmetric.WAIT_LIMIT_S) != self.kept:
+            workspace.reserve(self.prepared.words)
+            self.kept, self.queue = (workspace, workspace.half, symmetric.WAIT_LIMIT_S), [*self._kernels(workspace)]
+        compiled = [launch(*tensors[:count], mailbox) for launch, count, mailbox in self.queue]
+        return compiled[self.prepared.meeting is not None]
 
     def _kernels(self, workspace: symmetric.Workspace) -> Iterator[tuple[Any, ...]]:
-        """Yield the kernels in order: programs, tensors of the call, and the arguments after them."""
+        """Yield what `queue` lists."""
         prepared, half, limit_ns = self.prepared, workspace.half, int(symmetric.WAIT_LIMIT_S * 1e9)
         mailbox = Mailbox(workspace.words, workspace.peers, workspace.control, workspace.failed)
 
         def reads(kernel: CachedLaunch, mailbox: Mailbox, limit_ns: int) -> tuple[Any, ...]:
             exchange = prepared.rank, half // prepared.row_words, half, limit_ns
-            return kernel, prepared.programs, 6, mailbox, prepared.integers, self.scales, exchange
+            return kernel.bound(prepared.programs, prepared.integers, self.scales, exchange), 6, mailbox
 
-        def meets(place: int, ahead: int) -> tuple[Any, ...]:
-            return prepared.meeting, 1, 0, mailbox, (), (), (prepared.rank, place, ahead, limit_ns)
+        def meets(kernel: Any, place: int, ahead: int) -> tuple[Any, ...]:
+            return kernel.bound(1, (), (), (prepared.rank, place, ahead, limit_ns)), 0, mailbox
 
         if prepared.meeting is not None:
-            yield meets(2 * half, 1)
+            yield meets(prepared.meeting, 2 * half, 1)
         if prepared.late_rows is None:
             yield reads(prepared.kernel, mailbox, limit_ns)
         else:
             # A wait that passes its limit makes the later kernels look for late rows.
             yield reads(prepared.kernel, mailbox._replace(failed=workspace.control[2:]), YIELD_NS)
-            yield meets(2 * half + symmetric.MOST_RANKS, 0)
+            yield meets(prepared.meeting, 2 * half + symmetric.MOST_RANKS, 0)
             yield reads(prepared.late_rows, mailbox, LATE_NS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from tpbench.kernels import COMPARING_LOSSES
 from tpbench.kernels.block_caps import measured_cap
-from tpbench.kernels.cached_launch import INTERPRETED, cached_launch, launching
+from tpbench.kernels.cached_launch import INTERPRETED, Form, cached_launch, form, launching
 from tpbench.kernels.columns import RowColumns
 from tpbench.kernels.distributed import gather_by_rank
 from tpbench.kernels.kernel_arguments import RowInputs, RowOutputs, Shard, Strides
@@ -43,46 +44,66 @@ def column_block(
     return max(16, min(cap, int(triton.next_power_of_2(columns))))
 
 
-def launch(loss: RowLoss, logits: Tensor, target: KernelTarget, rows: Rows) -> LaunchRecord:
-    """Queue the kernels for rows of logits on the current stream."""
-    n_rows, columns = logits.shape
-    vocabulary, grad, inverse_count, objective = loss.vocabulary, rows.grad, rows.inverse_count, rows.objective
+class Plan:
+    """The kernels of a call and their numbers, also for later calls with tensors of the same forms."""
+
+    def __init__(self, loss: RowLoss, logits: Tensor, target: KernelTarget, rows: Rows) -> None:
+        n_rows, columns = logits.shape
+        vocabulary, ranks = loss.vocabulary, loss.vocabulary.world_size
+        self.algorithm = loss.two_pass_algorithm
+        self.block = column_block(columns, loss.block_cap, loss.formula, self.algorithm, vocabulary.share)
+        tile_rows, options = tile(n_rows, self.block, loss.top[1])
+        of_target = target.stride() if isinstance(target, Tensor) and target.dim() == 2 else (0, 0)
+        of_grad = (0, 0) if rows.grad is None else rows.grad.stride()
+        # Strides of the gradient would only specialise the kernels that don't store it.
+        strides, of_gradient = (Strides._make((*logits.stride(), *of_target, *of)) for of in ((0, 0), of_grad))
+        shard = Shard(vocabulary.valid, vocabulary.start, vocabulary.size, loss.ignore_index)
+        scales = loss.scales(rows.mean if rows.objective is None else 1.0)
+        constants = loss.constants(rows.outputs.entropy is not None)
+        spec = TwoPassSpec(
+            **constants, ROWS=tile_rows, BLOCK=self.block,
+            WIDE=is_wide(columns, self.block, logits.stride(), of_target, of_grad),
+            TEMPERATURES=rows.inputs.row_temperature is not None,
+        )  # fmt: skip
+        self.width = numbers_in_state(spec)
+
+        def bound(kernel: Any, *integers: Any, **constants: Any) -> Callable[..., Any]:
+            return cached_launch(kernel, **constants, **options).bound(-(-n_rows // tile_rows), integers, scales)
+
+        self.states = bound(kernels.statistics_kernel, n_rows, strides, shard, SPEC=spec)
+        if loss.loss in COMPARING_LOSSES:
+            self.mixture = bound(kernels.mixture_kernel, n_rows, ranks, strides, shard, WIDTH=self.width, SPEC=spec)
+        self.gradient = bound(
+            kernels.loss_and_gradient_kernel, n_rows, columns, ranks, of_gradient, shard, WIDTH=self.width,
+            SPEC=replace(spec, ACCUMULATE=rows.accumulate),
+        )  # fmt: skip
+        # No argument of this kernel differs between ranks: the shard's columns don't matter here.
+        block = max(1, (_INTERPRETED_TILE // 256 if INTERPRETED else 128) // max(1, loss.top[1] // 16))
+        losses = cached_launch(kernels.row_loss_kernel, WIDTH=self.width, SPEC=TwoPassSpec(**constants, ROWS=block))
+        integers = n_rows, ranks, Shard(0, 0, vocabulary.size, loss.ignore_index)
+        self.losses = losses.bound(-(-n_rows // block), integers, loss.scales(rows.mean))
+
+
+def launch(loss: RowLoss, logits: Tensor, target: KernelTarget, rows: Rows, plan: Plan | None = None) -> LaunchRecord:
+    """Queue the kernels for rows of logits on the current stream. plan: of an earlier call of the same form."""
+    n_rows, world_size = len(logits), loss.vocabulary.world_size
+    grad, inverse_count, objective = rows.grad, rows.inverse_count, rows.objective
     if rows.count and inverse_count is None:
         inverse_count = inverse_row_count(labels_of(target), rows.inputs.row_weight, loss)
     if objective is not None:
         target = target.masked_fill(objective.ignored, -1)  # type: ignore[union-attr]
-    algorithm = loss.two_pass_algorithm
-    block = column_block(columns, loss.block_cap, loss.formula, algorithm, vocabulary.share)
-    tile_rows, options = tile(n_rows, block, loss.top[1])
-    programs = -(-n_rows // tile_rows)
-    of_target = target.stride() if isinstance(target, Tensor) and target.dim() == 2 else (0, 0)
-    of_read = (*logits.stride(), *of_target)
-    of_grad = (0, 0) if grad is None else grad.stride()
-    shard = Shard(vocabulary.valid, vocabulary.start, vocabulary.size, loss.ignore_index)
-    scales = loss.scales(rows.mean if objective is None else 1.0)
-    spec = TwoPassSpec(
-        **loss.constants(rows.outputs.entropy is not None), ROWS=tile_rows, BLOCK=block,
-        WIDE=is_wide(columns, block, logits.stride(), of_target, of_grad),
-        TEMPERATURES=rows.inputs.row_temperature is not None,
-    )  # fmt: skip
-    width = numbers_in_state(spec)
+    plan = plan or Plan(loss, logits, target, rows)
     compiled, gathered, inputs, inverse_of_grad, at = [], None, rows.inputs, inverse_count, None
-    if algorithm == "two_kernels":
-        statistics = torch.empty((width, n_rows), dtype=torch.float32, device=logits.device)
-        states = cached_launch(kernels.statistics_kernel, SPEC=spec, **options)
-        # Strides of the gradient would only specialise the kernel.
-        strides = Strides._make((*of_read, 0, 0))
-        pointers = (logits, target, statistics, inputs.row_weight, inputs.row_temperature)
-        compiled.append(states(programs, pointers, (n_rows, strides, shard), scales))
-        gathered = gather_by_rank(statistics, loss.group, vocabulary.world_size)
+    if plan.algorithm == "two_kernels":
+        statistics = torch.empty((plan.width, n_rows), dtype=torch.float32, device=logits.device)
+        compiled.append(plan.states(logits, target, statistics, inputs.row_weight, inputs.row_temperature))
+        gathered = gather_by_rank(statistics, loss.group, world_size)
         if loss.loss in COMPARING_LOSSES:
             part = torch.empty((2, n_rows), dtype=torch.float32, device=logits.device)
-            mixture = cached_launch(kernels.mixture_kernel, WIDTH=width, SPEC=spec, **options)
-            integers = (n_rows, vocabulary.world_size, strides, shard)
-            compiled.append(mixture(programs, (logits, target, gathered, inputs.row_weight, part), integers, scales))
-            of_p, of_q = gather_by_rank(part, loss.group, vocabulary.world_size).sum(0)
+            compiled.append(plan.mixture(logits, target, gathered, inputs.row_weight, part))
+            of_p, of_q = gather_by_rank(part, loss.group, world_size).sum(0)
             inputs = inputs._replace(divergence_p=of_p, divergence_q=of_q)
-        losses_of_statistics(loss, gathered, target, replace(rows, inputs=inputs))
+        plan.losses(target, gathered, inputs, rows.outputs)
         if objective is not None:
             factor, inverse_of_grad = rows.mean if inverse_count is None else inverse_count * rows.mean, None
             if objective.columns is not None:
@@ -92,11 +113,7 @@ def launch(loss: RowLoss, logits: Tensor, target: KernelTarget, rows: Rows) -> L
             inputs, factors = objective.run(rows.outputs, inputs, factor, grad is not None, column_logprobs)
     before = grad.gather(1, at.local).float() if at is not None and grad is not None and rows.accumulate else None
     if gathered is None or grad is not None:
-        spec = replace(spec, ACCUMULATE=rows.accumulate)
-        gradient = cached_launch(kernels.loss_and_gradient_kernel, WIDTH=width, SPEC=spec, **options)
-        pointers = (logits, target, gathered, inverse_of_grad, inputs, rows.outputs, grad)
-        strides = Strides._make((*of_read, *of_grad))
-        compiled.append(gradient(programs, pointers, (n_rows, columns, vocabulary.world_size, strides, shard), scales))
+        compiled.append(plan.gradient(logits, target, gathered, inverse_of_grad, inputs, rows.outputs, grad))
     if at is not None and grad is not None:
         at.store(grad, before, factors, inputs, rows.outputs.entropy, loss.grad_scale)
     reduced(rows, inverse_count)
@@ -105,27 +122,15 @@ def launch(loss: RowLoss, logits: Tensor, target: KernelTarget, rows: Rows) -> L
         logits: Tensor, target: KernelTarget, grad: Tensor | None, inputs: RowInputs, outputs: RowOutputs,
         total: Tensor | None, mean: float = rows.mean, count: bool = rows.count,
     ) -> None:  # fmt: skip
-        launch(loss, logits, target, Rows(outputs, inputs, grad, total=total, mean=mean, count=count))
+        launch(loss, logits, target, Rows(outputs, inputs, grad, False, total, mean, count), plan)
 
-    needs_more = rows.accumulate or rows.inverse_count is not None or spec.TEMPERATURES or objective is not None
-    numbers = width + 2 * (loss.loss in COMPARING_LOSSES)  # of each row, for every other rank
-    bytes_sent = (vocabulary.world_size - 1) * n_rows * numbers * 4
+    others = rows.inverse_count, inputs.row_temperature, objective
+    repeats = not rows.accumulate and all(each is None for each in others)
+    numbers = plan.width + 2 * (loss.loss in COMPARING_LOSSES)  # of each row, for every other rank
+    bytes_sent = (world_size - 1) * n_rows * numbers * 4
     if at is not None:  # an all-reduce
-        bytes_sent += 2 * at.log_p.nbytes * (vocabulary.world_size - 1) // vocabulary.world_size
-    return LaunchRecord(algorithm, block, bytes_sent, tuple(compiled), None if needs_more else relaunch)
-
-
-def losses_of_statistics(loss: RowLoss, gathered: Tensor, target: KernelTarget, rows: Rows) -> None:
-    """Store the results of rows from all ranks' statistics, (world size, numbers, rows)."""
-    world_size, width, n_rows = gathered.shape
-    block = max(1, (_INTERPRETED_TILE // 256 if INTERPRETED else 128) // max(1, loss.top[1] // 16))
-    # No argument differs between ranks: the shard's columns don't matter here.
-    shard = Shard(0, 0, loss.vocabulary.size, loss.ignore_index)
-    spec = TwoPassSpec(**loss.constants(rows.outputs.entropy is not None), ROWS=block)
-    cached_launch(kernels.row_loss_kernel, WIDTH=width, SPEC=spec)(
-        -(-n_rows // block), (target, gathered, rows.inputs, rows.outputs), (n_rows, world_size, shard),
-        loss.scales(rows.mean),
-    )  # fmt: skip
+        bytes_sent += 2 * at.log_p.nbytes * (world_size - 1) // world_size
+    return LaunchRecord(plan.algorithm, plan.block, bytes_sent, tuple(compiled), relaunch if repeats else None)
 
 
 def tile(rows: int, block: int, top_block: int = 0) -> tuple[int, dict[str, int]]:
@@ -152,29 +157,30 @@ def inverse_row_count(labels: Tensor, row_weight: Tensor | None, loss: RowLoss) 
 def reduced(rows: Rows, inverse_count: Tensor | None) -> Tensor:
     """Sum the rows' losses in a fixed order if a total is wanted, and return the loss. inverse_count: a factor."""
     row_loss: Tensor = rows.outputs.loss
-    if rows.total is not None and not len(row_loss):
-        rows.total.zero_()
-    elif rows.total is not None:
-        kernel = cached_launch(kernels.reduce_kernel, BLOCK=_REDUCE_BLOCK, num_warps=8)
-        with launching(row_loss.device):
-            kernel(1, (row_loss, inverse_count, rows.total), (len(row_loss),), (rows.mean,))
-    return row_loss if rows.total is None else rows.total
+    if rows.total is None:
+        return row_loss
+    if not len(row_loss):
+        return rows.total.zero_()
+    kernel = cached_launch(kernels.reduce_kernel, BLOCK=_REDUCE_BLOCK, num_warps=8)
+    with launching(row_loss.device):
+        kernel(1, (row_loss, inverse_count, rows.total), (len(row_loss),), (rows.mean,))
+    return rows.total
 
 
 def scale_rows(grad: Tensor, factor: Tensor, divisor: float = 1.0) -> None:
     """Multiply (rows, columns) by factor / divisor, () or (rows,), in place. Rows with the factor 1 aren't written."""
     factor = (factor if divisor == 1.0 else factor / divisor).contiguous()
     if grad.numel():
-        scale, programs, integers = _scaling(*grad.shape, *grad.stride(), factor.dim())
         with launching(grad.device):
-            scale(programs, (grad, factor), integers)
+            _scaling(form(grad), form(factor), grad.device)(grad, factor)
 
 
 @functools.lru_cache(maxsize=256)
-def _scaling(rows: int, columns: int, row_stride: int, column_stride: int, per_row: int) -> tuple[Any, int, Any]:
-    """Return the launch of `scale_kernel`, its programs and its integers."""
+def _scaling(grad: Form, factor: Form, device: torch.device) -> Callable[..., Any]:
+    """Return the launch of `scale_kernel` for tensors of these forms on a device."""
+    rows, columns = grad.shape
     block = column_block(columns, _INTERPRETED_CAP if INTERPRETED else _SCALE_BLOCK)
     tile_rows, options = tile(rows, block)
-    wide = is_wide(columns, block, (row_stride, column_stride))
+    wide, per_row = is_wide(columns, block, grad.strides), len(factor.shape)
     scale = cached_launch(kernels.scale_kernel, PER_ROW=per_row, WIDE=wide, ROWS=tile_rows, BLOCK=block, **options)
-    return scale, min(-(-rows // tile_rows), _SCALE_PROGRAMS), (rows, columns, row_stride, column_stride)
+    return scale.bound(min(-(-rows // tile_rows), _SCALE_PROGRAMS), (rows, columns, *grad.strides))
