@@ -6,14 +6,15 @@ gradient before it reduces the row's second half. Every tile has a place for eac
 in registers. Two or three programs share a multiprocessor: one computes while another moves memory.
 
 Jsd and total variation need both softmaxes of a row before a second sum over its columns. So their words travel twice.
-Memory is read once. Each column of jsd takes eight exponentials and logarithms, where reverse_kl takes four.
+Memory is read once. Each column of jsd takes five exponentials and logarithms, where reverse_kl takes four.
 
 Measured on an H200, 4096 rows in bf16:
 
 - labels: 0.649 ms in place of 0.862 at 151936 columns. Over two: 0.338 in place of 0.445.
-- jsd: 0.526, 2.434 and 3.456 ms at 32768, 131072 and 151936 columns, where three kernels take 0.812, 3.111 and 3.676,
-  and reverse_kl 0.205, 0.869 and 1.021.
-- total variation: 2.324 and 3.010 ms at 131072 and 151936 columns, where three kernels take less: 2.229 and 2.623.
+- jsd: 0.491, 2.026 and 2.506 ms at 32768, 131072 and 151936 columns, where reverse_kl takes 0.204, 0.869 and 1.026.
+  It took 0.520, 2.525 and 3.475 while no gradient's numbers stayed in registers. Its loop has 57 instructions a column,
+  five of them exponentials and logarithms: full use of either unit would allow 1.0 ms at 131072 columns.
+- total variation, before that change: 2.324 and 3.010 ms, where three kernels take less: 2.229 and 2.623.
 - Losses of two logits are slower here, as no tile stays in registers: 0.968 ms, not 0.860, at 128256 columns.
 - Options at 151936 columns (labels 0.652 ms): a bonus took 0.869. For 35% of the time warps waited for instructions,
   mostly comparisons with 0, as predicates are few. Without them it takes 0.717, with three programs 0.667. Smoothing
@@ -111,29 +112,39 @@ def _plus(a_1, b_1, a_2, b_2):
 
 
 @gluon.jit
-def _divergences(walk, step, state, SPEC: gl.constexpr):
-    """Return the part's sums of KL(p || mixture) and KL(q || mixture) of rows whose tiles are here, (ROWS,) in bits."""
+def _divergences(walk, at, state, copied_row, copied, SPEC: gl.constexpr):
+    """Sum KL(p || mixture) and KL(q || mixture) over the part of rows whose tiles are at place `at`, (ROWS,) in bits.
+
+    Also returns of each tile the numbers of its gradient: s p times the slope of a cap, log2(mixture / p), and the
+    exponents. Copies of other rows start as soon as a tile has left its place.
+    """
     reference_x = layouts.row_to_thread(reference(state.m), SPEC)[:, None, :, None]
-    shift = layouts.row_to_thread(states.mixture_shift(state), SPEC)[:, None, :, None]
+    shift = layouts.row_to_thread(gl.log2(state.s) - gl.log2(state.s_t), SPEC)[:, None, :, None]
     reference_t = layouts.row_to_thread(reference(state.m_t), SPEC)[:, None, :, None]
     of_p = layouts.zeros_by_thread(SPEC)
     of_q = of_p
+    kept = ()
     TILES: gl.constexpr = SPEC.TILES
     for tile_of_row in gl.static_range(TILES):
-        raw_x, raw_t = tiles.load_tile(walk, step % PLACES, tile_of_row, tile_of_row, SPEC)
-        x, _ = states.exponents(raw_x, walk.scales.logits, reference_x, SPEC.SOFTCAP)
+        raw_x, raw_t = tiles.load_tile(walk, at, tile_of_row, tile_of_row, SPEC)
+        tiles.copy_tile(walk, at, copied_row, copied, tile_of_row, tile_of_row, SPEC)
+        x, slope = states.exponents(raw_x, walk.scales.logits, reference_x, SPEC.SOFTCAP)
         t, _ = states.exponents(raw_t, walk.scales.target, reference_t, SPEC.TARGET_SOFTCAP)
         over_p, over_q, u, larger = states.over_mixture(x, t + shift, SPEC)
         large = ptx.exp2(larger)  # s times the larger one of p and q
         if (SPEC.SOFTCAP > 0 or SPEC.TARGET_SOFTCAP > 0) and not layouts.is_whole(tile_of_row, SPEC):
             large = gl.where(layouts.inside_softmax(x, walk.valid, tile_of_row, SPEC), large, 0.0)
         small = large * u
-        of_p += ptx.sum_products_in_thread(gl.where(over_p > over_q, small, large), over_p)
+        p = gl.where(over_p > over_q, small, large)
+        of_p += ptx.sum_products_in_thread(p, over_p)
         of_q += ptx.sum_products_in_thread(gl.where(over_p > over_q, large, small), over_q)
+        if SPEC.SOFTCAP > 0:
+            p *= slope
+        kept += ((p, over_p, x),)
     of_p, of_q = gl.reduce((of_p, of_q), 1, _plus)
     layout: gl.constexpr = layouts.state_layout(SPEC)
     factor = -1.0 / state.s
-    return gl.convert_layout(of_p, layout) * factor, gl.convert_layout(of_q, layout) * factor
+    return (gl.convert_layout(of_p, layout) * factor, gl.convert_layout(of_q, layout) * factor), kept
 
 
 @gluon.jit
@@ -141,15 +152,6 @@ def _row_state(walk, step, LATER: gl.constexpr, queues, SPEC: gl.constexpr):
     """Reduce and send the rows of a step. Returns what `send_state` does."""
     held = tiles.reduce_tiles(states.no_columns(SPEC), walk, step % PLACES, 0, SPEC.TILES, LATER, SPEC)
     return _send_rows(walk, step, held, walk.row_in_tile, queues, SPEC)
-
-
-@gluon.jit
-def _row_divergences(walk, step, sent, limits, queues, SPEC: gl.constexpr):
-    """Receive the state of the rows of a step, and send their divergences. Returns the state and later limits."""
-    looked = exchange.first_look(sent, queues, SPEC)
-    state, limits, _came = exchange.receive_state(looked, limits, queues, SPEC)
-    exchange.send_numbers(_divergences(walk, step, state, SPEC), layouts.numbers_in_state(SPEC), sent, queues, SPEC)
-    return state, limits
 
 
 @gluon.jit(do_not_specialize=kernels.ANY_VALUE)
@@ -161,9 +163,10 @@ def mixture_kernel(
 
     For each row a program, which works on three rows at a time:
 
-      1. reduces the row after the next to its state, and sends it
-      2. receives the state of the next row, sums its divergences from the mixture, and sends them
-      3. receives the divergences of this row, stores its gradient, and starts to copy a row into the freed places
+      1. receives the state of this row, sums its divergences from the mixture, and sends them. The numbers of its
+         gradient stay in registers, and a row is copied into the freed places
+      2. reduces the row after the next to its state, and sends it
+      3. receives the divergences of this row, and stores its gradient
     """
     gl.static_assert(SPEC.SLOTS > 0 and layouts.compares_softmaxes(SPEC))
     TILES: gl.constexpr = SPEC.TILES
@@ -179,7 +182,6 @@ def mixture_kernel(
 
     sent = _row_state(walk, 0, 2 * TILES, queues, SPEC)
     next_sent = _row_state(walk, 1, TILES, queues, SPEC)
-    state, limits = _row_divergences(walk, 0, sent, limits, queues, SPEC)
     for step in range(walk.steps):
         row = rows.of_step(walk, step, SPEC)  # (ROWS,)
         exists = row < n_rows
@@ -187,8 +189,12 @@ def mixture_kernel(
         label = targets.load_labels(inputs, walk, row, SPEC)  # it says whether the row counts
         copied_label = targets.load_labels(inputs, walk, copied_row, SPEC)
         values = rows.load_values(inputs, walk, row, SPEC)
-        later_sent = _row_state(walk, step + 2, 0, queues, SPEC)
-        next_state, limits = _row_divergences(walk, step + 1, next_sent, limits, queues, SPEC)
+        looked = exchange.first_look(sent, queues, SPEC)
+        state, limits, _came = exchange.receive_state(looked, limits, queues, SPEC)
+        copied = targets.rows_that_count(walk, copied_row, copied_label, SPEC)
+        divergences, kept = _divergences(walk, step % PLACES, state, copied_row, copied, SPEC)
+        exchange.send_numbers(divergences, FIRST, sent, queues, SPEC)
+        later_sent = _row_state(walk, step + 2, TILES, queues, SPEC)
 
         looked = exchange.first_look(sent, queues, SPEC, FIRST)
         parts, limits, _came = exchange.receive_numbers(looked, limits, FIRST, queues, SPEC)
@@ -198,10 +204,11 @@ def mixture_kernel(
         _terms, factors = rows.complete_rows(
             walk, step, row, counts, exists, state, state, inputs, values, outputs, scale, SPEC
         )
-        copied = targets.rows_that_count(walk, copied_row, copied_label, SPEC)
-        for tile_of_row in gl.static_range(TILES):
-            tiles.store_and_copy(walk, step % PLACES, factors, row, exists, copied_row, copied, tile_of_row, SPEC)
-        state = next_state
+        if SPEC.GRAD:
+            for tile_of_row in gl.static_range(TILES):
+                p, over_p, x = kept[tile_of_row]
+                g = tiles.times_difference(p, 0.0 - over_p, x, factors, SPEC)
+                tiles.store_gradient(walk, g, row, exists, tile_of_row, SPEC)
         sent = next_sent
         next_sent = later_sent
 

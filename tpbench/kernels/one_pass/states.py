@@ -75,12 +75,6 @@ def exponents(values, scale, reference, SOFTCAP: gl.constexpr):
 
 
 @gluon.jit
-def mixture_shift(state):
-    """A term of the exponents of target logits. With it they exceed those of logits by log2(q / p)."""
-    return gl.log2(state.s) - gl.log2(state.s_t)
-
-
-@gluon.jit
 def over_mixture(x, t, SPEC: gl.constexpr):
     """For jsd: from exponents with t - x = log2(q / p) the logarithms of mixture / p and mixture / q.
 

@@ -150,8 +150,6 @@ class Factors(NamedTuple):
     """(ROWS, 1): the reference of the exponents of logits."""
     reference_t: Any
     """(ROWS, 1): the reference of the exponents of target logits."""
-    shift: Any
-    """(ROWS, 1): for losses that compare softmaxes `states.mixture_shift`."""
     factor: Any
     """(ROWS, LANES): all scales over the sum of exponentials. 0 for rows that do not count."""
     second: Any
@@ -198,12 +196,9 @@ def gradient_factors(state, terms, counts, SPEC: gl.constexpr):
     reference_x = layouts.row_to_thread(row_reference, SPEC)
     factor = zero + layouts.row_to_thread(row_factor, SPEC)
     reference_t = reference_x
-    shift = reference_x
     second = factor
     if not layouts.has_labels(SPEC):
         reference_t = layouts.row_to_thread(reference(state.m_t), SPEC)
-        if layouts.compares_softmaxes(SPEC):
-            shift = layouts.row_to_thread(states.mixture_shift(state), SPEC)
         if SPEC.LOSS == "reverse_kl" or layouts.compares_softmaxes(SPEC):
             second = zero + layouts.row_to_thread(terms.on_target * states.LOG2_E, SPEC)
         else:
@@ -222,12 +217,12 @@ def gradient_factors(state, terms, counts, SPEC: gl.constexpr):
         row_options = OptionFactors(column, entropy, offset)
         options = OptionFactors(_by_element(column, SPEC), _by_element(entropy, SPEC), _by_element(offset, SPEC))
     return Factors(
-        row_reference, row_factor, row_target, reference_x, reference_t, shift, factor, second, row_options, options
+        row_reference, row_factor, row_target, reference_x, reference_t, factor, second, row_options, options
     )
 
 
 @gluon.jit
-def _store_gradient(walk, g, row, exists, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
+def store_gradient(walk, g, row, exists, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
     """Store the gradient of a tile, (ROWS, REPEATS, LANES, VECTOR) in fp32."""
     if SPEC.PADDED and not layouts.is_whole(tile_of_row, SPEC):
         vector, place = layouts.vectors_and_places(tile_of_row, SPEC)
@@ -264,7 +259,18 @@ def store_from_registers(walk, tile, factors, row, exists, tile_of_row: gl.const
         elif not layouts.has_labels(SPEC):
             factor_t = ptx.exp2(tile.state.m_t - factors.reference_t) * factors.second
             g = gl.fma(tile.other, factor_t[:, None, :, None], g)
-        _store_gradient(walk, g, row, exists, tile_of_row, SPEC)
+        store_gradient(walk, g, row, exists, tile_of_row, SPEC)
+
+
+@gluon.jit
+def times_difference(exp_x, difference, x, factors, SPEC: gl.constexpr):
+    """Exponentials times what the gradient of reverse_kl or of a comparison of softmaxes has in a column."""
+    # The mean joins as a term: subtracted from a large reference it would lose that reference's last bits.
+    offset = 0.0 - factors.factor * factors.second
+    of_row = gl.fma(difference, factors.factor[:, None, :, None], offset[:, None, :, None])
+    if SPEC.ENTROPY_GRAD:
+        of_row += gl.fma(x, factors.options.entropy, factors.options.offset)
+    return ptx.multiply_nonzero(exp_x, of_row)
 
 
 @gluon.jit
@@ -278,22 +284,13 @@ def store_from_logits(walk, raw, factors, row, exists, tile_of_row: gl.constexpr
         g = times_factor(g, x, factor, options, SPEC)
     else:
         t, _ = states.exponents(raw[1], walk.scales.target, factors.reference_t[:, None, :, None], SPEC.TARGET_SOFTCAP)
-        if SPEC.LOSS == "reverse_kl" or layouts.compares_softmaxes(SPEC):
-            # The mean joins as a term: subtracted from a large reference it would lose that reference's last bits.
-            offset = 0.0 - factors.factor * factors.second
-            difference = x - t
-            if layouts.compares_softmaxes(SPEC):
-                difference, _, _, _ = states.over_mixture(x, t + factors.shift[:, None, :, None], SPEC)
-                difference = 0.0 - difference
-            of_row = gl.fma(difference, factor, offset[:, None, :, None])
-            if SPEC.ENTROPY_GRAD:
-                of_row += gl.fma(x, options.entropy, options.offset)
-            g = ptx.multiply_nonzero(g, of_row)
+        if SPEC.LOSS == "reverse_kl":
+            g = times_difference(g, x - t, x, factors, SPEC)
         else:
             g = gl.fma(ptx.exp2(t), factors.second[:, None, :, None], times_factor(g, x, factor, options, SPEC))
     if SPEC.SOFTCAP > 0:
         g *= slope
-    _store_gradient(walk, g, row, exists, tile_of_row, SPEC)
+    store_gradient(walk, g, row, exists, tile_of_row, SPEC)
 
 
 @gluon.jit
