@@ -85,7 +85,7 @@ def cells(name: str, tp_size: int) -> list[LinearLoss]:
         found += [problem(loss="logprob", objective=function, ignored=0.3) for function in objectives]
         found.append(problem(loss="logprob", objective=_cispo, temperature=1.3, mode="forward"))
     for option in sorted({"entropy", "sequence_parallel", "main_grad"} & variant.options):
-        found += [problem(loss=loss, **{option: True}) for loss in ("cross_entropy", "logprob", "reverse_kl", "policy")]
+        found += [problem(loss=loss, **{option: True}) for loss in ("cross_entropy", "reverse_kl", "policy")]
         found.append(problem(loss="forward_kl", top_k=7, **{option: True}))
         if option != "main_grad":
             found += [problem(**sizes, mode="forward", ignored=0.3, **{option: True}) for sizes in ({}, WIDE)]

@@ -7,6 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch._inductor.config as inductor
 import torch.distributed as dist
 from torch._dynamo.utils import counters
 
@@ -60,7 +61,8 @@ def cells(name: str) -> list[TpBlock]:
 def everything_right(here: Rank, name: str) -> int:
     """Check each rank's part of every cell against one process, twice: the first pass must leave nothing behind.
 
-    Four ranks check every third cell.
+    Four ranks check every third cell. On CPUs a compiled layer's operations are torch's own: without C++ kernels they
+    need no compiler.
     """
     chosen = cells(name)[:: 1 if here.world_size == 2 else 3]
     for cell in chosen:
@@ -70,7 +72,9 @@ def everything_right(here: Rank, name: str) -> int:
             torch._dynamo.reset()
         compiled = counters["stats"]["unique_graphs"]
         for _ in range(2):
-            errors = errors_against_one_process(run_once(cell, prepared), cell, where.inputs, prepared.size)
+            with inductor.patch(fallback_by_default=not torch.cuda.is_available()):
+                output = run_once(cell, prepared)
+            errors = errors_against_one_process(output, cell, where.inputs, prepared.size)
             assert max(errors.values()) <= TOLERANCE[cell.dtype], (here.rank, cell, errors)
         assert not cell.compile or counters["stats"]["unique_graphs"] > compiled, "nothing was compiled"
     return len(chosen)
