@@ -183,7 +183,7 @@ def tiling(
 
     share: columns per rank if the vocabulary is split evenly. This number is equal on all ranks, so that their tilings
     agree in everything that the exchange needs. One rank alone uses its columns, of which some may be padding.
-    top_k: the target is a teacher's top k, for whose numbers only the general kernel has registers.
+    top_k: the target is a teacher's top k, which only the general kernel takes.
     options: 1 if a thread lacks registers for the loss's terms beside 64 numbers of a tile, 2 if they also take longer.
     widest: the most columns that a rank holds, if the ranks know it. If not, a rank with too many raises ValueError.
     """
