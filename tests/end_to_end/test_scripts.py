@@ -110,21 +110,6 @@ def test_scripts_that_train_one_mesh_pass_further_arguments_on(script: str, vari
     assert "tp_size=2 dp_size=2" in done.stdout and "4 ranks" in done.stdout
 
 
-def test_the_user_s_matplotlib_settings_change_no_picture(tmp_path: Path) -> None:
-    rows = synthetic.write(synthetic.cells(), tmp_path / "rows")
-    (tmp_path / "matplotlibrc").write_text("backend: nonsense\ntext.usetex: True\naxes.facecolor: red\nfont.size: 30")
-    command = [sys.executable, REPORT, str(rows), "--plot", "time", "--loss", "cross_entropy"]
-    pictures = []
-    for name, variables in (
-        ("plain.svg", {}),
-        ("jupyter.svg", {"MPLBACKEND": "module://not_installed.backend_inline", "MATPLOTLIBRC": str(tmp_path)}),
-    ):
-        done = subprocess.run([*command, "-o", tmp_path / name], env=environment() | variables, capture_output=True)
-        assert done.returncode == 0, done.stderr
-        pictures.append((tmp_path / name).read_bytes())
-    assert pictures[0] == pictures[1]
-
-
 def test_every_sweep_over_all_ranks_of_a_host_is_valid(tmp_path: Path) -> None:
     """Dry runs of the script's lines: the sweeps themselves need as many GPUs as ranks."""
     (tmp_path / "python").write_text('#!/bin/sh\necho "sweep $*"\n')
