@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.ranks import Rank, RankError, enough_gpus, ranks_here, run_on_ranks
+from tests.support.ranks import Rank, RankError, run_on_ranks
 from tpbench.comm.collectives import gather_objects
 
 
@@ -53,12 +53,3 @@ def _gather(here: Rank) -> list[object]:
 def test_python_values_are_gathered_without_pickle() -> None:
     expected = [["", None, [0, 0.5]], ["x", None, [1, 0.5]]]
     assert run_on_ranks(2, _gather) == [expected, expected]
-
-
-@pytest.mark.parametrize(("gpus", "here"), [(0, 3), (1, 1), (2, 2), (4, 3)])
-def test_on_a_machine_with_gpus_there_are_at_most_as_many_ranks(
-    gpus: int, here: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    assert ranks_here(3) == here and enough_gpus(here) and enough_gpus(3) == (here == 3)

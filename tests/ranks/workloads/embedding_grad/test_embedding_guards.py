@@ -1,4 +1,4 @@
-"""Errors that must never pass silently, the details of a row, and counts of rows."""
+"""Errors that must never pass silently, and the details of a row."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 
 from tests.support.embedding_grad import FixedStopwatch, new_session, prepared, problem, run
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
-from tpbench.workloads.embedding_grad.exchanges.counted import CountedCollectives
 
 pytestmark = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 
@@ -59,18 +58,3 @@ def outcome_of_wrong_rows(here: Rank) -> str:
 
 def test_rows_of_other_owners_are_an_error() -> None:
     assert run_on_ranks(2, outcome_of_wrong_rows) == ["right", "rank 1 was sent rows that it does not own"]
-
-
-def counted(here: Rank) -> tuple[list[list[int]], list[int]]:
-    """Return the counts of the last of three exchanges, and the sent bytes."""
-    comm = CountedCollectives(here.group, here.rank, here.world_size)
-    for step in range(3):
-        gathered = comm.gather_counts([step, -1, here.rank, 0])
-    return gathered, comm.sent_bytes
-
-
-@pytest.mark.skipif(not enough_gpus(4), reason="needs 4 GPUs, or none")
-def test_every_rank_knows_the_counts_of_all_ranks() -> None:
-    for rank, (gathered, sent) in enumerate(run_on_ranks(4, counted)):
-        assert gathered == [[2, -1, peer, 0] for peer in range(4)]
-        assert sent == [0 if peer == rank else 3 * 4 * 8 for peer in range(4)]
