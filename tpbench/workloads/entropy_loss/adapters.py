@@ -19,10 +19,9 @@ from tpbench.workloads.sizes import IGNORED, bytes_of_all_reduce
 
 def torch_loss_parallel(problem: EntropyLoss, shard: Shard) -> Step:
     """https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html: loss_parallel, in its input's dtype."""
-    dtype = _dtype(problem, shard)
 
     def iteration(mean_loss: Callable[[Tensor], Tensor]) -> Output:
-        (loss, *_), (grad,) = formulas.differentiated((shard.logits,), lambda logits: mean_loss(logits.to(dtype)))
+        (loss, *_), (grad,) = formulas.differentiated((shard.logits,), lambda x: mean_loss(formulas.scaled(problem, x)))
         return Output(loss, None, grad)
 
     return Step(formulas.under_loss_parallel(shard, shard.target, iteration), formulas.bytes_of_statistics(3, shard))
@@ -52,13 +51,8 @@ def liger(problem: EntropyLoss, shard: Shard) -> Step:
         return _step(shard, lambda logits: sharded(logits[:, None], labels, shard.group)[:, 0], sent, of_rows=True)
     from liger_kernel.transformers import LigerCrossEntropyLoss
 
-    whole, dtype = LigerCrossEntropyLoss(ignore_index=IGNORED), _dtype(problem, shard)
-    return _step(shard, lambda logits: whole(logits.to(dtype), shard.target), overwrites=True)
-
-
-def _dtype(problem: EntropyLoss, shard: Shard) -> torch.dtype:
-    """Return the dtype in which a loss gets the logits that it computes with."""
-    return torch.float32 if problem.compute_dtype == "float32" else shard.logits.dtype
+    whole = LigerCrossEntropyLoss(ignore_index=IGNORED)
+    return _step(shard, lambda logits: whole(formulas.scaled(problem, logits), shard.target), overwrites=True)
 
 
 def _liger_grpo(problem: EntropyLoss, shard: Shard) -> Step:

@@ -145,8 +145,8 @@ class _Algorithm:
 def prepare_gather(problem: EntropyLoss, shard: Shard) -> Step:
     """Prepare a gather, the loss, compiled or not, its backward, and this rank's slice of the gradient."""
 
-    def losses(logits: Tensor, target: Any, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        return formulas.mean_and_rows(problem, formulas.scaled(problem, logits), target, rows)
+    def losses(logits: Tensor, target: Any, rows: Mapping[str, Tensor]) -> formulas.Losses:
+        return formulas.of_whole_vocabulary(problem, logits, target, rows)
 
     compiled = _compiled(problem, losses)
 

@@ -19,17 +19,10 @@ from tpbench.workloads.sizes import IGNORED, bytes_of_all_reduce
 def gather(problem: LinearLoss, shard: Shard) -> Step:
     """Prepare an iteration: logits, all-gather, loss and its gradient, then the products of this rank's slice."""
 
-    def losses(logits: Tensor, target: Any) -> Losses:
-        x = formulas.scaled(problem, logits)
-        entropy = formulas.entropies(x) if problem.entropy else None
-        if entropy is not None and shard.labels is not None:
-            entropy = entropy.where(shard.labels != IGNORED, 0.0)
-        return *formulas.mean_and_rows(problem, x, target, shard.rows), entropy
-
     def run() -> Output:
         logits = formulas.gathered(shard, shard.hidden @ shard.weight.t())
         target = formulas.gathered_target(problem, shard, logits_of_teacher(shard))
-        losses_of = partial(losses, target=target)
+        losses_of = partial(formulas.of_whole_vocabulary, problem, target=target, rows=shard.rows)
         results, grads = formulas.differentiated((logits,), losses_of, partial(objective, shard), trains=problem.trains)
         return with_products(shard, *results, *(grad[:, shard.vocab_start : shard.vocab_stop] for grad in grads))
 

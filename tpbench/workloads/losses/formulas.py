@@ -13,7 +13,7 @@ from tpbench.comm.collectives import gather_rows
 from tpbench.kernels import TopK
 from tpbench.kernels.objective import Objective
 from tpbench.workloads.losses import LossProblem
-from tpbench.workloads.losses.inputs import CLIP, sequence_lengths
+from tpbench.workloads.losses.inputs import CLIP, objective_inputs, sequence_lengths
 from tpbench.workloads.sizes import IGNORED, bytes_of_all_reduce, shard_bounds
 
 
@@ -67,15 +67,20 @@ def scaled(problem: LossProblem, logits: Tensor) -> Tensor:
     return product(logits.float() if problem.compute_dtype == "float32" else logits, problem.scale)
 
 
-def mean_and_rows(problem: LossProblem, x: Tensor, target: Any, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the mean loss over the rows that count, and each row's loss, or log-probabilities for logprob.
+def of_whole_vocabulary(
+    problem: LossProblem, logits: Tensor, target: Any, rows: Mapping[str, Tensor]
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the mean loss over the rows that count, each row's loss, or log-probabilities for logprob, and entropies.
 
-    x: the scaled logits of the whole vocabulary. target: that of `gathered_target`. rows: the tensors of a policy loss.
+    target: that of `gathered_target`. rows: the tensors of a policy loss.
     """
+    x, entropy = scaled(problem, logits), None
     row_loss = _row_losses(problem, x, target, rows)
+    if problem.entropy:
+        entropy = entropies(x).where(target != IGNORED, 0.0) if problem.from_labels else entropies(x)
     count = rows_that_count(target) if problem.from_labels else len(x)
     # reduction="mean" would be 0 / 0 if every row is ignored.
-    return row_loss.sum(dtype=torch.float32) / count, row_loss
+    return row_loss.sum(dtype=torch.float32) / count, row_loss, entropy
 
 
 def _row_losses(problem: LossProblem, x: Tensor, target: Any, rows: Mapping[str, Tensor]) -> Tensor:
@@ -114,8 +119,7 @@ def objective_losses(
     lengths = torch.tensor(sequence_lengths(problem), device=logprobs.device)
     sequences = torch.arange(len(lengths), device=logprobs.device).repeat_interleave(lengths)
     computed = {"logprobs": logprobs, "entropy": entropy, "sequences": sequences}
-    names = (*objective.needed, *objective.optional)
-    given = {name: values.to(logprobs.dtype) for name, values in rows.items() if name in names}
+    given = {name: values.to(logprobs.dtype) for name, values in objective_inputs(objective, rows).items()}
     result = objective.function(**{name: computed[name] for name in objective.computed}, **given)
     return result if isinstance(result, tuple) else (result, {})
 

@@ -1,5 +1,6 @@
 """Random labels and matrices of the losses, by `hashing`: the same numbers at any world size and on any device."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,10 +104,9 @@ def policy_rows(problem: Any, logprob: Tensor) -> dict[str, Tensor]:
     return rows
 
 
-def objective_inputs(problem: Any, shard: Any) -> dict[str, Tensor]:
+def objective_inputs(objective: Objective, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of rows that a user's own loss takes, by name."""
-    objective = Objective.of(problem.objective)
-    return {name: shard.rows[name] for name in (*objective.needed, *objective.optional) if name in shard.rows}
+    return {name: rows[name] for name in (*objective.needed, *objective.optional) if name in rows}
 
 
 def sequence_lengths(problem: Any) -> list[int]:
@@ -121,8 +121,8 @@ def kernel_options(problem: Any, shard: Any) -> dict[str, Any]:
     options |= {name: getattr(shard, name) for name in ("group", "vocab_start", "vocab_size")}
     options["ignore_index"] = IGNORED
     if problem.objective:
-        options |= {"loss": problem.objective, "row_inputs": objective_inputs(problem, shard)}
-        options["sequence_lengths"] = sequence_lengths(problem)
+        options |= {"loss": problem.objective, "sequence_lengths": sequence_lengths(problem)}
+        options["row_inputs"] = objective_inputs(Objective.of(problem.objective), shard.rows)
     elif problem.loss == "policy":
         options |= {**shard.rows, "clip": CLIP, "kl_weight": problem.kl_weight}
     return options
