@@ -2,10 +2,11 @@
 
 import builtins
 import dataclasses
-import types
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+from tpbench.settings import kinds_of
 
 _UNITS = {"gb_per_s": "GB/s", "tflops": "TFLOP/s", "_ms": "ms", "_kib": "KiB", "_mib": "MiB", "_gib": "GiB"}
 """Units by the end of a column's name."""
@@ -55,10 +56,8 @@ def columns_of_fields(cls: type, *, typed: bool = True) -> list[Column]:
 
 def type_of_hint(hint: Any) -> type:
     """Return the type of a column for a field's type hint. A choice between words and numbers is text."""
-    kinds = {hint}
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        kinds = {*typing.get_args(hint)} - {type(None)}
-    elif typing.get_origin(hint) is typing.Literal:
+    kinds = kinds_of(hint) - {type(None)}
+    if typing.get_origin(hint) is typing.Literal:
         kinds = {type(choice) for choice in typing.get_args(hint)}
     kind = kinds.pop() if len(kinds) == 1 else str
     return kind if kind in (bool, int, float) else str

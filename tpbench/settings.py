@@ -108,16 +108,17 @@ def parse(cls: type, values: Mapping[str, Any]) -> Any:
 
 def is_text(hint: Any) -> bool:
     """Return True if a field of that type holds a text, a choice or a path, or perhaps nothing."""
-    return all(kind is str or typing.get_origin(kind) is typing.Literal for kind in _kinds(hint) - {type(None)})
+    return all(kind is str or typing.get_origin(kind) is typing.Literal for kind in kinds_of(hint) - {type(None)})
 
 
-def _kinds(hint: Any) -> set[Any]:
+def kinds_of(hint: Any) -> set[Any]:
+    """Return the types that a field may have: those of a union, such as `int | None`, or the hint itself."""
     return {*typing.get_args(hint)} if typing.get_origin(hint) in (typing.Union, types.UnionType) else {hint}
 
 
 def checked_value(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
     """Return the value of a field of that type. Raises JobError if it doesn't fit the type or the limits."""
-    kinds = _kinds(hint)
+    kinds = kinds_of(hint)
     if type(None) in kinds and (value is None or value in ("null", "none", "None")):
         return None
     (kind,) = kinds - {type(None)}

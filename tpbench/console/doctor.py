@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 from tpbench import packages
 from tpbench.measure import machine
 from tpbench.settings import JobError, user_path
+from tpbench.suggestions import counted
 
 MIN_FREE_GIB = 1.0
 BUSY_SHARE = 0.05
@@ -116,10 +117,7 @@ def main(arguments: Sequence[str]) -> int:
     if failed:
         print(f"\nVerdict: do not measure here before you fix: {', '.join(dict.fromkeys(failed))}")
         return 1
-    place = f"measure on {count} GPU{'s' * (count > 1)}"
-    if not count:
-        place = (
-            f"run sweeps on {machine.available_cores()} CPU cores, where times of Triton kernels aren't measurements"
-        )
-    print(f"\nVerdict: no problem found; this machine can {place}")
+    on_cpu = f"run sweeps on {machine.available_cores()} CPU cores, where times of Triton kernels aren't measurements"
+    can = f"measure on {counted(count, 'GPU')}" if count else on_cpu
+    print(f"\nVerdict: no problem found; this machine can {can}")
     return 0

@@ -13,7 +13,7 @@ from tpbench.job import Job, field_defaults, parse_job, unsupported_reason
 from tpbench.launcher.options import CONF, GROUPS, SlurmSettings, SweepOptions
 from tpbench.measure import machine
 from tpbench.measure.session import MeasureSettings
-from tpbench.settings import JobError, defaults, spelled
+from tpbench.settings import JobError, defaults, kinds_of, spelled
 from tpbench.suggestions import unknown
 from tpbench.tables import aligned_lines
 from tpbench.workloads import NAMES, Variant, Workload, variants, workloads
@@ -98,13 +98,14 @@ def _field_lines(settings: type[Any], values: Mapping[str, Any], chosen: Collect
     texts, hints = {}, typing.get_type_hints(settings)
     for field in dataclasses.fields(settings):
         hint = hints[field.name]
-        holds_fields = hint is Any or any(map(dataclasses.is_dataclass, (hint, *typing.get_args(hint))))
+        holds_fields = hint is Any or any(map(dataclasses.is_dataclass, kinds_of(hint)))
         if holds_fields or (chosen is not None and field.name not in chosen):
             continue
         limits = {"at least": field.metadata["low"], "at most": field.metadata["high"]}
         known = ", ".join(f"{words} {limit}" for words, limit in limits.items() if limit is not None)
-        if typing.get_origin(hint) is typing.Literal:
-            known = " ".join(map(str, typing.get_args(hint)))
+        for kind in kinds_of(hint):
+            if typing.get_origin(kind) is typing.Literal:
+                known = " ".join(map(str, typing.get_args(kind)))
         notes = "; ".join(filter(None, (known, "" if field.name in values else "no default")))
         head = f"  {field.name}={spelled(values[field.name]) if field.name in values else ''}"
         texts[head] = f"{field.metadata['help']}{f' [{notes}]' * bool(notes)}"

@@ -5,14 +5,13 @@ import dataclasses
 import functools
 import inspect
 import json
-import types
 import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from tpbench.columns import declared
-from tpbench.settings import checked_value, setting
+from tpbench.settings import checked_value, kinds_of, setting
 from tpbench.workloads import NAMES, Workload, register, workloads
 
 _TYPES: dict[str, Any] = {"int": int, "float": float, "str": str, "bool": bool}
@@ -50,8 +49,7 @@ def _field(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
     for trait, default in traits.items():
         if field.metadata[trait] != default:
             raise ValueError(f"the field {field.name} has {trait}, which is for workloads of tpbench: leave it out")
-    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    kinds = [kind for kind in (typing.get_args(hint) if is_union else (hint,)) if kind is not type(None)]
+    kinds = [*kinds_of(hint) - {type(None)}]
     choices = typing.get_args(kinds[0]) if typing.get_origin(kinds[0]) is Literal else ()
     if len(kinds) > 1 or not (kinds[0] in _TYPES.values() or choices):
         raise ValueError(f"the field {field.name} must be an int, float, str, bool or Literal, or one of them or None")
@@ -60,7 +58,7 @@ def _field(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
     return {
         "name": field.name,
         "type": list(choices) or kinds[0].__name__,
-        "null": is_union,
+        "null": type(None) in kinds_of(hint),
         **given,
         **{key: field.metadata[key] for key in ("help", "low", "high")},
     }
