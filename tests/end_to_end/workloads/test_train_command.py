@@ -175,9 +175,11 @@ def test_a_folders_config_json_is_part_of_the_key(tmp_path: Path) -> None:
 
 def test_every_shape_of_an_experiment_has_variants() -> None:
     for file in sorted((ROOT / "conf/experiment").glob("train_step*.yaml")):
-        swept = yaml.safe_load(file.read_text())["hydra"]["sweeper"]["params"]
+        experiment = yaml.safe_load(file.read_text())
+        swept = experiment["hydra"]["sweeper"]["params"]
+        (chosen,) = experiment.get("defaults", [{}])  # another shape for all cells
         last = [f"{name}={str(values).rpartition(',')[2].lower()}" for name, values in swept.items()]
-        for shape in swept["shape"].split(","):
+        for shape in swept.get("shape", chosen.get("override /shape")).split(","):
             composed = job(*last, f"shape={shape}").flat()
             jobs = [parse_job({**composed, "variant": name}) for name in swept["variant"].split(",")]
             assert sum(unsupported_reason(each) is None for each in jobs) >= (3 if file.stem == "train_step" else 1)
