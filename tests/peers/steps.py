@@ -1,11 +1,11 @@
-"""Time a training code's step with its own loss and with tpbench's, in turns A B B A of one process.
+"""Time a training code's step with its own loss and with tpbench's. The losses take turns, A B B A, in one process.
 
     tests/peers/run trl --collect-only -q                # makes the code's environment; or transformers, megatron
     .venv-peers/trl/bin/python -m tests.peers.steps trl
 
-It prints a table. On a GPU the model has the sizes of Qwen3-0.6B and random weights, and a step is forward, backward
-and torch's fused AdamW of 4 x 2048 tokens in bf16. On a CPU it is tiny, and the times say nothing. The run of
-transformers has Liger's loss, too, if liger-kernel is installed.
+The script prints a table. On a GPU the model has the sizes of Qwen3-0.6B and random weights. A step is forward,
+backward and torch's fused AdamW, with 4 x 2048 tokens in bf16. On a CPU the model is tiny, and the times aren't
+measurements. The run of transformers has Liger's loss, too, if liger-kernel is installed.
 """
 
 from __future__ import annotations
