@@ -70,7 +70,12 @@ class TorchrunLauncher(Launcher):
     def _requests(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[Request]:
         """Compose every job before the first one runs, so that a mistake in the last one is reported at once."""
         arguments.check_overrides(dict.fromkeys(line for lines in job_overrides for line in lines))
-        jobs = dict.fromkeys(job for lines in job_overrides for job in self.composer.variants_of(lines))
+        # A field of the command line takes the place of an experiment's, which Hydra's sweeper takes for another field.
+        # Otherwise each cell would be composed once for every value that the experiment has.
+        last = dict.fromkeys(
+            tuple({line.lstrip("+").partition("=")[0]: line for line in lines}.values()) for lines in job_overrides
+        )
+        jobs = dict.fromkeys(job for lines in last for job in self.composer.variants_of(lines))
         if not jobs:
             raise JobError("the sweep has no cells: some name has no values")
         requests: list[Request] = []
