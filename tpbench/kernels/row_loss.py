@@ -52,7 +52,7 @@ class LaunchRecord:
     bytes_sent: int = 0
     """Bytes that this rank sent to its peers."""
     kernels: tuple[Any, ...] = ()
-    """The compiled kernels that read the logits (see `worst_resources`). Each is None in the interpreter."""
+    """The compiled kernels that read the logits. Each is None in the interpreter."""
     relaunch: Any = field(default=None, repr=False, compare=False)
     """Does the same for other tensors of the same form, unless other tensors of a call decide what is launched."""
 

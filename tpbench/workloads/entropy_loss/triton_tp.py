@@ -3,7 +3,7 @@
 from typing import Any
 
 from tpbench.kernels import EntropyLoss, LaunchRecord, entropy_loss
-from tpbench.kernels.cached_launch import worst_resources
+from tpbench.measure.kernel_resources import worst_resources
 from tpbench.workloads.entropy_loss.inputs import Output, Shard, Step
 from tpbench.workloads.entropy_loss.problem import EntropyLoss as Problem
 from tpbench.workloads.losses.formulas import differentiated

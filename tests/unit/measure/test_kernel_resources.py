@@ -1,4 +1,4 @@
-"""Occupancy compared with CUDA's calculator, and the choice of block caps."""
+"""Occupancy compared with CUDA's calculator, and what a kernel was compiled to."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tpbench.kernels.block_caps import measured_cap, measured_caps
-from tpbench.kernels.cached_launch import occupancy, worst_resources
+from tpbench.measure.kernel_resources import occupancy, worst_resources
 
 
 def gpu(threads: int, shared_kib: int) -> Any:
@@ -51,13 +50,3 @@ def test_a_kernel_says_what_it_was_compiled_to() -> None:
         found = worst_resources(how.kernels, logits.device)
         assert len(how.kernels) == kernels
         assert 16 <= found["registers"] <= 255 and 0 < found["occupancy"] <= 1
-
-
-@pytest.mark.parametrize("loss", ["cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl"])
-@pytest.mark.parametrize("algorithm", ["two_reads", "two_kernels", "one_read"])
-def test_auto_is_the_narrowest_measured_width_that_fits(algorithm: str, loss: str) -> None:
-    caps = {int(columns): cap for columns, cap in measured_caps()[algorithm][loss].items()}
-    for columns, cap in caps.items():
-        assert measured_cap(algorithm, loss, columns) == measured_cap(algorithm, loss, columns - 1) == cap
-    assert measured_cap(algorithm, loss, 1) == caps[min(caps)]
-    assert measured_cap(algorithm, loss, 10**7) == caps[max(caps)]
