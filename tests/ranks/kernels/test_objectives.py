@@ -130,6 +130,10 @@ def _squares(logprobs: Tensor, entropy: Tensor, power: Tensor, sequences: Tensor
     return (mean * 0.1).square() + entropy * power, {"mean": mean, "large": logprobs < -5}
 
 
+def _of_logprobs(logprobs: Tensor, power: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    return logprobs.square() * 0.1 + logprobs * power, {"mean": logprobs, "large": logprobs < -5}
+
+
 def _call(rank: Rank, sharded: bool) -> list[Tensor]:
     hidden, head, labels = (each.to(rank.device) for each in make_linear(rows=ROWS, vocab=VOCAB))
     own = slice(rank.rank * ROWS // rank.world_size, (rank.rank + 1) * ROWS // rank.world_size)
@@ -156,13 +160,14 @@ def test_sequences_stay_whole_where_ranks_share_rows() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("reduction", ["sum", "none"])
-def test_the_modules(reduction: Any, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("function", [_squares, _of_logprobs])
+def test_the_modules(function: Any, reduction: Any, dtype: torch.dtype) -> None:
     """Rows that do not count may be NaN. Backward may compute the logits again, also under activation checkpointing."""
     hidden, head, labels = (each.to(DEVICE) for each in make_linear(rows=ROWS, vocab=VOCAB, dtype=dtype))
     labels[4] = -100
     power, weight = torch.linspace(0, 1, ROWS, device=DEVICE), torch.ones(ROWS, device=DEVICE)
     power[4], weight[0] = torch.nan, 0.0
-    settings: dict[str, Any] = {"loss": _squares, "reduction": reduction}
+    settings: dict[str, Any] = {"loss": function, "reduction": reduction}
     rows: dict[str, Any] = {"power": power, "row_weight": weight, "sequence_lengths": LENGTHS}
     divisor = torch.tensor(3.0, device=DEVICE)
     rows |= {"divisor": divisor} if reduction == "sum" else {}

@@ -147,13 +147,15 @@ class ChunkLogits:
             self.pending.append(all_gather(chunk, part, group=self.group, async_op=True))
             self.moved += chunk.nbytes
 
-    def send_gradient(self, index: int, grad_logits: Tensor, factor: float) -> None:
-        """Queue the product factor * grad_logits @ weight, the chunk's gradient, and start to sum it over ranks."""
+    def send_gradient(self, index: int, grad_logits: Tensor, factor: float, of_rows: Tensor | None) -> None:
+        """Queue the product factor * grad_logits @ weight, times factors of rows if given, and its sum over ranks."""
         if self.grad is None:
             return
         is_shared = self.chunks.shards > 1
         gradient = self.summed[: len(grad_logits)] if is_shared else self.grad[self.chunks[index]]
         product(grad_logits, self.weight, gradient, factor)
+        if of_rows is not None:
+            gradient *= of_rows[:, None]
         if is_shared:
             part = self.grad[self.chunks.part(index)]
             self.pending.append(reduce_scatter(part, gradient, group=self.group, async_op=True))

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from tpbench.kernels import KernelLoss, checks
 from tpbench.kernels.distributed import gather_by_rank
-from tpbench.kernels.kernel_arguments import RowOutputs
+from tpbench.kernels.kernel_arguments import RowInputs, RowOutputs
 from tpbench.kernels.launch_rows import launch_rows
 from tpbench.kernels.linear.chunks import ChunkLogits, Chunks, chunks_of, product
-from tpbench.kernels.objective import RowObjective
+from tpbench.kernels.objective import DIFFERENTIATED, RowObjective
 from tpbench.kernels.row_loss import LaunchRecord, LossResult, Options, RowLoss, Rows, TopK, kernel_target, labels_of
 from tpbench.kernels.two_pass.launch import inverse_row_count, reduced
 
@@ -135,6 +135,9 @@ def linear_entropy_loss(
 
     A row that does not count contributes nothing, even if its hidden states are not finite.
 
+    A function of log-probabilities of labels alone is called after the one kernel that reads the logits. Its factors
+    scale hidden states and their gradient, which rounds both once more. In fp16, or if a bias learns, two kernels run.
+
     Raises:
         TypeError, ValueError: an argument is invalid. The message names the argument and what is valid.
         RuntimeError: hidden on a CPU and not in Triton's interpreter; exchange="symmetric" if it is not available; a
@@ -186,6 +189,14 @@ def linear_entropy_loss(
     stored_scale = 1.0 if not inputs or row_grad is not None else of_row.stored_scale(n_rows, weight.dtype)
     of_row = replace(of_row, grad_scale=grad_scale * stored_scale)
 
+    # The gradient of a function of log-probabilities alone is that of the log-probability times a factor of the row. So
+    # the logits are read once, before the function is called, and the factors scale the hidden states of the products
+    # and their gradient. In fp16 these could be too small.
+    is_alone = objective is not None and {*DIFFERENTIATED} & {*objective.objective.computed} == {"logprobs"}
+    has_factors = entropy_grad is None and bias_sum is None and weight.dtype != torch.float16
+    run_after = is_alone and has_factors and len(inputs) > 0
+    of_logprobs = replace(of_row, objective=None, algorithm="auto", grad_scale=1.0) if run_after else None
+
     how: LaunchRecord | None = None
     sent = 0
     for index in range(len(chunks)):
@@ -194,10 +205,13 @@ def linear_entropy_loss(
         student.wait()
         grad_chunk = None if grad_logits is None else grad_logits[: len(logits)]
         of_chunk = _of_chunk(rows, chunks, index, grad_chunk)
-        how_chunk = launch_rows(of_row, logits, of_target, of_chunk)
+        if of_logprobs is None:
+            how_chunk, factors = launch_rows(of_row, logits, of_target, of_chunk), None
+        else:
+            how_chunk, factors = _run_after(of_logprobs, logits, of_target, of_chunk, grad_scale)
         how, sent = how or how_chunk, sent + how_chunk.bytes_sent
         if grad_chunk is not None:
-            student.send_gradient(index, grad_chunk, 1.0 / stored_scale)
+            student.send_gradient(index, grad_chunk, 1.0 / stored_scale, factors)
         student.prefetch(index + 1)
         if teacher is not None:
             teacher.prefetch(index + 1)
@@ -205,6 +219,8 @@ def linear_entropy_loss(
             ignored = of_row.ignored(of_target, of_chunk.inputs.row_weight)
             if ignored is not None:  # 0 * inf is NaN
                 hidden_chunk = hidden_chunk.masked_fill(ignored[:, None], 0.0)
+            if factors is not None:
+                hidden_chunk = hidden_chunk.mul_(factors[:, None])
             beta = float(weight_grad is not None or index > 0)
             product(grad_chunk.t(), hidden_chunk, grad_weight, 1.0 / stored_scale, beta)
         if bias_sum is not None and grad_chunk is not None:
@@ -216,15 +232,28 @@ def linear_entropy_loss(
     moved, world_size = student.moved + (0 if teacher is None else teacher.moved), student.world_size
     sent += moved * (world_size - 1) // world_size  # each part of this rank to every peer
     workspace_gib = chunks.most * len(weight) * item_bytes / 2**30
-    of_chunks = {} if objective is None else objective.metrics
-    metrics = {name: chunks.in_rows(torch.cat(values)) for name, values in of_chunks.items()}
+    metrics = {name: chunks.in_rows(torch.cat(each)) for name, each in objective.metrics.items()} if objective else None
     rows = replace(rows, outputs=RowOutputs(*map(chunks.in_rows, rows.outputs)))
     return LinearEntropyLossResult(
         reduced(rows, rows.inverse_count), *rows.outputs, grad_hidden, grad_weight,
         None if bias_sum is None else bias_sum.to(weight.dtype),
         LinearLaunchRecord(len(chunks), chunks.most, workspace_gib, how, sent),
-        metrics=None if objective is None else metrics,
+        metrics=metrics,
     )  # fmt: skip
+
+
+def _run_after(loss: RowLoss, logits: Tensor, target: Any, rows: Rows, scale: float) -> tuple[LaunchRecord, Tensor]:
+    """Queue the kernel of the log-probabilities, then run the function. Return the factors that gradients still need.
+
+    loss: the log-probability. scale: of the gradients. factors: (rows,) fp32.
+    """
+    objective: Any = rows.objective
+    inputs = RowInputs(row_temperature=rows.inputs.row_temperature)
+    target = target.masked_fill(objective.ignored, -1)
+    how = launch_rows(loss, logits, target, Rows(rows.outputs, inputs, rows.grad))
+    factor = scale * rows.mean if rows.inverse_count is None else rows.inverse_count * (scale * rows.mean)
+    factors = objective.run(rows.outputs, rows.inputs, factor, True, None)[0].row_grad
+    return how, factors.masked_fill(objective.ignored, 0.0)  # where the function may have returned NaN
 
 
 def _of_chunk(rows: Rows, chunks: Chunks, index: int, grad: Tensor | None) -> Rows:
