@@ -160,11 +160,11 @@ def entropy_loss(
             - "auto": as "yielding", and "symmetric" if at the group's first call no rank had another process group of
               several ranks.
 
-            Two kernels run, for any exchange, with a function as the loss, total_variation on one rank, temperatures of
-            rows, a grad to accumulate into, a softcap above 64, an entropy or a softcap against a `TopK`, targets of
-            another dtype, very long rows, or a rank with far more columns than its share. For jsd and total_variation
-            they are three. `how` says what ran. If vocab_start and vocab_size are given, ranks do not know each other's
-            columns, and such a rank raises.
+            Two kernels run, for any exchange, with a function as the loss, temperatures of rows, a grad to accumulate
+            into, a softcap above 64, an entropy or a softcap against a `TopK`, targets of another dtype, very long
+            rows, or a rank with far more columns than its share. For jsd and total_variation they are three. `how` says
+            what ran. If vocab_start and vocab_size are given, ranks do not know each other's columns, and such a rank
+            raises.
         algorithm: the kernels.
 
             - "two_reads": one kernel whose programs read their row twice, for its statistics and for its gradient. On

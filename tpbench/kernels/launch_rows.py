@@ -27,9 +27,7 @@ def launch_rows(loss: RowLoss, logits: Tensor, target: KernelTarget, rows: Rows)
     if not len(logits):
         two_pass.reduced(rows, None)
         return LaunchRecord(loss.two_pass_algorithm, 0)
-    # On one rank total variation is faster if it reads twice: by 1 to 12% from 32768 columns on, on an H200.
-    reads_twice = exchange == "nccl" or (loss.loss == "total_variation" and loss.vocabulary.world_size == 1)
-    if algorithm == "one_read" or (algorithm == "auto" and not reads_twice):
+    if algorithm == "one_read" or (algorithm == "auto" and exchange != "nccl"):
         peers: symmetric.PeerWorkspace | str | None = None  # one rank exchanges nothing
         if INTERPRETED:
             peers = "needs CUDA devices, not Triton's interpreter"

@@ -1,4 +1,4 @@
-"""The one-pass kernels whose words have a whole row's time: for rows of labels that programs share, and two losses.
+"""The one-pass kernels whose words have a whole row's time: for shared rows of labels or a top k, and two losses.
 
 A program sends the state of a row before it receives those of the row before. So neither the way of the words nor
 programs that are late by less than a row make it wait. If instructions take longer than memory, it stores a first
@@ -6,22 +6,22 @@ gradient before it reduces the row's second half. Every tile has a place for eac
 in registers. Two or three programs share a multiprocessor: one computes while another moves memory.
 
 Jsd and total variation need both softmaxes of a row before a second sum over its columns. So their words travel twice.
-Memory is read once. Each column of jsd takes five exponentials and logarithms, where reverse_kl takes four.
+Memory is read once. Each column of jsd takes six exponentials and logarithms, where reverse_kl takes four.
 
 Measured on an H200, 4096 rows in bf16:
 
 - labels: 0.649 ms in place of 0.862 at 151936 columns. Over two: 0.338 in place of 0.445.
-- jsd: 0.491, 2.026 and 2.506 ms at 32768, 131072 and 151936 columns, where reverse_kl takes 0.204, 0.869 and 1.026.
-  It took 0.520, 2.525 and 3.475 while no gradient's numbers stayed in registers. Its loop has 57 instructions a column,
-  five of them exponentials and logarithms: full use of either unit would allow 1.0 ms at 131072 columns.
-- total variation, before that change: 2.324 and 3.010 ms, where three kernels take less: 2.229 and 2.623.
+- jsd: 0.745, 1.514 and 1.951 ms at 65536, 131072 and 151936 columns, where reverse_kl takes 0.415, 0.888 and 1.034.
+  It took 0.989, 2.036 and 2.533 with five exponentials a column, but selects and guards against 0 times infinity:
+  predicates are few. Total variation takes 0.656, 1.329 and 1.707, and three kernels 2.229 and 2.623.
+- a top k of 64: 0.647 and 0.725 ms at 131072 and 151936 columns (labels 0.580 and 0.663). It took 0.699 and 1.050.
 - Losses of two logits are slower here, as no tile stays in registers: 0.968 ms, not 0.860, at 128256 columns.
-- Options at 151936 columns (labels 0.652 ms): a bonus took 0.869. For 35% of the time warps waited for instructions,
-  mostly comparisons with 0, as predicates are few. Without them it takes 0.717, with three programs 0.667. Smoothing
-  takes 0.660, before 0.686. Both took 0.987, with three programs 0.740, and take 0.716 with an early gradient.
-- A softcap takes 1.052, 1.6 times labels, and took 1.160. Its 4.6 exponentials and reciprocals a column keep their unit
-  busy for 70% of the time (81% in a whole row); for 17% warps wait for code, a loop of 90 KiB. One reciprocal for eight
-  columns takes 1.047, and 1.204 with eight warps; Newton's method 1.144; three programs with a packed minimum 1.184.
+- Options at 151936 columns (labels 0.652 ms): a bonus took 0.869, mostly for comparisons with 0. Without them it takes
+  0.717, with three programs 0.667. Smoothing takes 0.660, before 0.686. Both took 0.987, and take 0.716 with an early
+  gradient.
+- A softcap takes 1.052, 1.6 times labels. Its 4.6 exponentials and reciprocals a column keep their unit busy for 70% of
+  the time (81% in a whole row); for 17% warps wait for code, a loop of 90 KiB. One reciprocal for eight columns takes
+  1.047, Newton's method 1.144, three programs with a packed minimum 1.184.
 - Over two H200s eight warps are faster: at 131072 columns an entropy bonus took 0.380 in place of 0.467 ms.
 """
 
@@ -36,9 +36,11 @@ PLACES = gl.constexpr(3)
 
 
 @gluon.jit
-def _send_rows(walk, step, held, x_label, queues, SPEC: gl.constexpr):
-    """Send the rows of a step, whose state by thread is `held`. Returns what `send_state` does."""
-    return exchange.send_state(states.state_of_rows(walk, held, x_label, SPEC), walk, step, queues, SPEC)
+def _send_rows(walk, step, held, own, queues, SPEC: gl.constexpr):
+    """Send the rows of a step, whose state by thread is `held`, with their targets. See `send_state` and `with_top`."""
+    state = states.state_of_rows(walk, held, own.logit, SPEC)
+    state, own, teacher = targets.with_top(walk, state, own, SPEC)
+    return exchange.send_state(state, walk, step, queues, SPEC), own, teacher
 
 
 @gluon.jit(do_not_specialize=kernels.ANY_VALUE)
@@ -46,8 +48,8 @@ def shared_rows_kernel(
     logits, target, grad, inputs, outputs, loss, mailbox, n_rows, n_columns, n_parts, part_columns, n_valid,
     vocab_start, vocab_size, ignore_index, strides, scales, rank, capacity, half, limit_ns, SPEC: gl.constexpr,
 ):  # fmt: skip
-    """Compute the same as `one_pass_kernel` for rows of labels that programs share."""
-    gl.static_assert(SPEC.SLOTS > 0 and not SPEC.TOP_K)
+    """Compute the same as `one_pass_kernel` for rows of labels, or of a top k, that programs share."""
+    gl.static_assert(SPEC.SLOTS > 0 and layouts.has_labels(SPEC))
     TILES: gl.constexpr = SPEC.TILES
     AHEAD: gl.constexpr = SPEC.AHEAD
     walk = rows.open_walk(logits, target, grad, mailbox, n_rows, n_columns, n_parts, part_columns, n_valid,
@@ -66,28 +68,35 @@ def shared_rows_kernel(
     later_label = targets.load_labels(inputs, walk, rows.after(walk, next_row, 1, SPEC), SPEC)
     queues, limits = exchange.open_exchange(walk, epoch, capacity, half, rank, n_parts, limit_ns, SPEC)
 
-    counts, own_label = targets.load_own_label(walk, row, this_label, SPEC)
+    counts, own = targets.load_own_label(walk, row, this_label, SPEC)
+    if SPEC.TOP_K:
+        own = targets.load_own_top(walk, row, counts, targets.load_top(walk, row, SPEC), SPEC)
+        next_top = targets.load_top(walk, next_row, SPEC)
     held = tiles.reduce_tiles(states.no_columns(SPEC), walk, 0, 0, TILES, TILES, SPEC)
-    sent = _send_rows(walk, 0, held, own_label.logit, queues, SPEC)
+    sent, own, teacher = _send_rows(walk, 0, held, own, queues, SPEC)
 
     for step in range(walk.steps):
         row = rows.of_step(walk, step, SPEC)  # (ROWS,)
         exists = row < n_rows
         next_row = rows.after(walk, row, 1, SPEC)
+        # The target's logits are loaded before the wait for copies, to arrive meanwhile.
         next_counts, next_own = targets.load_own_label(walk, next_row, next_label, SPEC)
+        if SPEC.TOP_K:
+            next_own = targets.load_own_top(walk, next_row, next_counts, next_top, SPEC)
+            next_top = targets.load_top(walk, rows.after(walk, row, 2, SPEC), SPEC)
         values = rows.load_values(inputs, walk, row, SPEC)
         last_label = targets.load_labels(inputs, walk, rows.after(walk, row, 3, SPEC), SPEC)
 
         next_at = (step + 1) % 2
         held = tiles.reduce_tiles(states.no_columns(SPEC), walk, next_at, 0, AHEAD, TILES - AHEAD, SPEC)
         if AHEAD == TILES:
-            next_sent = _send_rows(walk, step + 1, held, next_own.logit, queues, SPEC)
+            next_sent, next_own, next_teacher = _send_rows(walk, step + 1, held, next_own, queues, SPEC)
 
         looked = exchange.first_look(sent, queues, SPEC)
         state, limits, came = exchange.receive_state(looked, limits, queues, SPEC)
         exists = exchange.leave_late(walk, row, exists, came, n_parts, queues, SPEC)
         terms, factors = rows.complete_rows(
-            walk, step, row, counts, exists, state, own_label, inputs, values, outputs, scale, SPEC
+            walk, step, row, counts, exists, state, teacher, inputs, values, outputs, scale, SPEC
         )
         copied_row = rows.after(walk, next_row, 1, SPEC)
         copied = targets.rows_that_count(walk, copied_row, later_label, SPEC)
@@ -95,13 +104,10 @@ def shared_rows_kernel(
             tiles.store_and_copy(walk, step % 2, factors, row, exists, copied_row, copied, tile_of_row, SPEC)
             if tile_of_row == 0 and AHEAD < TILES:
                 held = tiles.reduce_tiles(held, walk, next_at, AHEAD, TILES, 1, SPEC)
-                next_sent = _send_rows(walk, step + 1, held, next_own.logit, queues, SPEC)
-        targets.store_at_target(walk, own_label, state, terms, factors, row, exists, SPEC)
-        counts = next_counts
-        own_label = next_own
-        sent = next_sent
-        next_label = later_label
-        later_label = last_label
+                next_sent, next_own, next_teacher = _send_rows(walk, step + 1, held, next_own, queues, SPEC)
+        targets.store_at_target(walk, own, state, terms, factors, row, exists, SPEC)
+        counts, own, teacher, sent = next_counts, next_own, next_teacher, next_sent
+        next_label, later_label = later_label, last_label
 
     rows.finish(walk, outputs.loss, loss, epoch, inverse, SPEC)
 
@@ -130,14 +136,16 @@ def _divergences(walk, at, state, copied_row, copied, SPEC: gl.constexpr):
         tiles.copy_tile(walk, at, copied_row, copied, tile_of_row, tile_of_row, SPEC)
         x, slope = states.exponents(raw_x, walk.scales.logits, reference_x, SPEC.SOFTCAP)
         t, _ = states.exponents(raw_t, walk.scales.target, reference_t, SPEC.TARGET_SOFTCAP)
-        over_p, over_q, u, larger = states.over_mixture(x, t + shift, SPEC)
-        large = ptx.exp2(larger)  # s times the larger one of p and q
+        x = gl.maximum(x, states.LEAST_EXPONENT)
+        t = gl.maximum(t + shift, states.LEAST_EXPONENT)
+        over_p, over_q = states.over_mixture(x, t, SPEC)
+        p = ptx.exp2(x)  # s times p and q
+        q = ptx.exp2(t)
         if (SPEC.SOFTCAP > 0 or SPEC.TARGET_SOFTCAP > 0) and not layouts.is_whole(tile_of_row, SPEC):
-            large = gl.where(layouts.inside_softmax(x, walk.valid, tile_of_row, SPEC), large, 0.0)
-        small = large * u
-        p = gl.where(over_p > over_q, small, large)
-        of_p += ptx.sum_products_in_thread(p, over_p)
-        of_q += ptx.sum_products_in_thread(gl.where(over_p > over_q, large, small), over_q)
+            inside = layouts.inside_softmax(x, walk.valid, tile_of_row, SPEC)
+            p, q = gl.where(inside, p, 0.0), gl.where(inside, q, 0.0)
+        of_p += ptx.sum_products_in_thread(p, over_p, FINITE=True)
+        of_q += ptx.sum_products_in_thread(q, over_q, FINITE=True)
         if SPEC.SOFTCAP > 0:
             p *= slope
         kept += ((p, over_p, x),)
@@ -151,7 +159,8 @@ def _divergences(walk, at, state, copied_row, copied, SPEC: gl.constexpr):
 def _row_state(walk, step, LATER: gl.constexpr, queues, SPEC: gl.constexpr):
     """Reduce and send the rows of a step. Returns what `send_state` does."""
     held = tiles.reduce_tiles(states.no_columns(SPEC), walk, step % PLACES, 0, SPEC.TILES, LATER, SPEC)
-    return _send_rows(walk, step, held, walk.row_in_tile, queues, SPEC)
+    state = states.state_of_rows(walk, held, walk.row_in_tile, SPEC)
+    return exchange.send_state(state, walk, step, queues, SPEC)
 
 
 @gluon.jit(do_not_specialize=kernels.ANY_VALUE)
@@ -207,9 +216,8 @@ def mixture_kernel(
         if SPEC.GRAD:
             for tile_of_row in gl.static_range(TILES):
                 p, over_p, x = kept[tile_of_row]
-                g = tiles.times_difference(p, 0.0 - over_p, x, factors, SPEC)
+                g = tiles.times_difference(p, over_p * -1.0, x, factors, SPEC)
                 tiles.store_gradient(walk, g, row, exists, tile_of_row, SPEC)
-        sent = next_sent
-        next_sent = later_sent
+        sent, next_sent = next_sent, later_sent
 
     rows.finish(walk, outputs.loss, loss, epoch, inverse, SPEC)

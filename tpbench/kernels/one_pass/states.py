@@ -76,23 +76,19 @@ def exponents(values, scale, reference, SOFTCAP: gl.constexpr):
 
 @gluon.jit
 def over_mixture(x, t, SPEC: gl.constexpr):
-    """For jsd: from exponents with t - x = log2(q / p) the logarithms of mixture / p and mixture / q.
+    """For jsd: from finite exponents with t - x = log2(q / p) the logarithms of mixture / p and mixture / q.
 
     For total variation in their place sign(q - p) / 2 and sign(p - q) / 2, times log2(e).
-    Also returns the smaller one of p and q divided by the larger one, and the larger one of x and t.
     """
-    x = gl.maximum(x, -1e30)  # the difference of two infinities would be NaN
-    t = gl.maximum(t, -1e30)
     difference = t - x
-    above = gl.maximum(difference, 0.0)
-    ratio = ptx.exp2(0.0 - gl.abs(difference))
     if SPEC.LOSS == "total_variation":
         half = gl.where(difference < 0.0, -LOG2_E / 2, gl.where(difference > 0.0, LOG2_E / 2, 0.0))
-        return half, 0.0 - half, ratio, gl.maximum(x, t)
+        return half, half * -1.0
     else:
+        above = gl.maximum(difference, 0.0)
         weight = gl.where(difference > 0.0, SPEC.BETA, 1.0 - SPEC.BETA)
-        base = ptx.log2(gl.fma(ratio, 1.0 - weight, weight))
-        return base + above, base + (above - difference), ratio, gl.maximum(x, t)
+        base = ptx.log2(gl.fma(ptx.exp2(gl.abs(difference) * -1.0), 1.0 - weight, weight))
+        return base + above, base + (above - difference)
 
 
 @gluon.jit

@@ -270,7 +270,7 @@ def times_difference(exp_x, difference, x, factors, SPEC: gl.constexpr):
     of_row = gl.fma(difference, factors.factor[:, None, :, None], offset[:, None, :, None])
     if SPEC.ENTROPY_GRAD:
         of_row += gl.fma(x, factors.options.entropy, factors.options.offset)
-    return ptx.multiply_nonzero(exp_x, of_row)
+    return exp_x * of_row if layouts.compares_softmaxes(SPEC) else ptx.multiply_nonzero(exp_x, of_row)
 
 
 @gluon.jit

@@ -143,9 +143,9 @@ def _shape(
     three = world_size == 1 and options == 1 and column_bytes == 2
     block = min(full // 4 if three else full // 2, cap)  # a smaller one would need many tiles
     halves = bytes_of_tiles(2 + three) // (block * column_bytes)  # of two places each
-    long = share > 8 * full if world_size == 1 else share > full and (options or share != padded)
+    long = share > (4 if top_k else 8) * full if world_size == 1 else share > full and (options or share != padded)
     warps = 8 if options and world_size > 1 else 4
-    if has_labels and not top_k and block >= full // 4 and long:
+    if has_labels and block >= full // 4 and long:
         return Shape("shared_rows", block, block, halves * block // 2, warps, 2 + three)
 
     # Two programs per multiprocessor: one works while the other waits, if 128 registers per thread are enough. The
@@ -183,7 +183,7 @@ def tiling(
 
     share: columns per rank if the vocabulary is split evenly. This number is equal on all ranks, so that their tilings
     agree in everything that the exchange needs. One rank alone uses its columns, of which some may be padding.
-    top_k: the target is a teacher's top k, which only the general kernel takes.
+    top_k: the target is a teacher's top k.
     options: 1 if a thread lacks registers for the loss's terms beside 64 numbers of a tile, 2 if they also take longer.
     widest: the most columns that a rank holds, if the ranks know it. If not, a rank with too many raises ValueError.
     """
