@@ -25,7 +25,7 @@ def nearest(name: str, valid: Iterable[str], most: int = 1) -> str:
     """Return `, did you mean X?` with at most so many names, or nothing if no valid name is close."""
     valid = list(valid)
     close = [] if name.isdigit() else difflib.get_close_matches(name, valid, n=most)
-    close = close or [word for word in valid if len(name) >= 4 and name in word.replace("_", " ").split()][:most]
+    close = close or [word for word in valid if len(name) >= 3 and name in word.replace("_", " ").split()][:most]
     close = [word for word in valid if word.startswith(f"{name} ")][:most] or close
     if (meant := SYNONYMS.get(name.lower())) in valid:
         close = [str(meant)]
