@@ -13,8 +13,8 @@ from typing import Any, Literal
 from tpbench.suggestions import nearest
 
 
-class JobError(ValueError):
-    """The configuration is invalid. The message is for the user."""
+class JobError(ValueError, argparse.ArgumentTypeError):
+    """The configuration is invalid. The message is for the user, and a parser of arguments prints it, too."""
 
     exit_code = 2
 
@@ -175,11 +175,3 @@ def user_path(path: object, name: str = "a path") -> Path:
         return Path(text).expanduser()
     except RuntimeError:
         raise JobError(f"{name}={text}: {text.partition('/')[0]} isn't the home of a user") from None
-
-
-def path_argument(text: str) -> Path:
-    """Return the same for a parser of arguments, which names the option itself."""
-    try:
-        return user_path(text)
-    except JobError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None

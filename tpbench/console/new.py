@@ -9,7 +9,7 @@ from pathlib import Path
 import tpbench
 from tpbench.console.listing import example_arguments
 from tpbench.launcher.command_line.outside_choices import FILE_NAME
-from tpbench.settings import JobError, path_argument
+from tpbench.settings import JobError, user_path
 from tpbench.workloads import NAMES, workloads
 
 OPERATION = "new"
@@ -22,7 +22,7 @@ DECORATED = re.compile(r"^@(?:\w+\.)?variant\(.*?^def (\w+)", re.MULTILINE | re.
 def main(arguments: Sequence[str]) -> int:
     """Write the file and print the command that runs it. The exit code is 0. Raises JobError otherwise."""
     parser = argparse.ArgumentParser(prog="tpbench new", description="Write a file with a variant to start from.")
-    parser.add_argument("file", type=path_argument, help="the file to write, such as my_loss.py; it must not exist")
+    parser.add_argument("file", type=user_path, help="the file to write, such as my_loss.py; it must not exist")
     workloads_here = [*(name for name in NAMES if (EXAMPLES / f"{name}.py").exists()), OPERATION]
     what = f"of the variant ({NAMES[0]}); {OPERATION}: an operation of your own"
     parser.add_argument("--workload", choices=workloads_here, default=NAMES[0], help=what)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tpbench.report import command_line
 from tpbench.results.compact import copy_rows, remove_rows
-from tpbench.settings import JobError, path_argument
+from tpbench.settings import JobError, user_path
 from tpbench.suggestions import counted, printable
 
 
@@ -22,7 +22,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_filters()
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--delete", action="store_true", help="delete them, after a question")
-    what.add_argument("--into", type=path_argument, metavar="FOLDER", help="copy them into FOLDER/rows, as one file")
+    what.add_argument("--into", type=user_path, metavar="FOLDER", help="copy them into FOLDER/rows, as one file")
     parser.add_argument("--yes", action="store_true", help="answer the question of --delete with yes")
     options = parser.parse_args(arguments)
     if len(places := options.where) == 1 and (own := Path(places[0], "rows")).is_dir():

@@ -6,16 +6,14 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 from tpbench.outside import source
 from tpbench.suggestions import unknown
-from tpbench.workloads import NAMES, Variant, Workload, workloads
+from tpbench.workloads import NAMES, FunctionT, Variant, Workload, workloads
 
 _DECLARED = "_tpbench_variant"
 """Attribute of a declared function: its workload's name and the traits of its variant."""
-
-FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 def variant(
@@ -47,21 +45,13 @@ def variant(
         unsupported_reason: `(problem, tp_size) -> str | None`. It returns why the variant cannot run a problem. The
             ranks call it, and the cell is then skipped with that reason.
     """
+    traits = {name: value for name, value in locals().items() if name != "workload"}  # fields of `Variant`
+    if unsupported_reason is None:
+        del traits["unsupported_reason"]
     if callable(summary):
         raise TypeError("write @variant() with parentheses")
     if workload not in workloads():
         raise ValueError(unknown("workload", workload, workloads()))
-    traits = {
-        "summary": summary,
-        "options": options,
-        "requires": requires,
-        "requires_cuda": requires_cuda,
-        "cpu_only_reason": cpu_only_reason,
-        "no_graph_reason": no_graph_reason,
-        "process_settings": process_settings,
-        "uses_triton": uses_triton,
-        **({"unsupported_reason": unsupported_reason} if unsupported_reason else {}),
-    }
 
     def declare(function: FunctionT) -> FunctionT:
         setattr(function, _DECLARED, (workload, traits))

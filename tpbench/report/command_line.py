@@ -13,7 +13,7 @@ from tpbench.report.analysis.row_values import METRICS, Metric, metric, metrics_
 from tpbench.report.plots import render
 from tpbench.results.read import load, plain_rows
 from tpbench.results.schema import COLUMN_LIST
-from tpbench.settings import JobError, path_argument, spelled, user_path
+from tpbench.settings import JobError, spelled, user_path
 from tpbench.suggestions import unknown
 from tpbench.tables import Document, value_text
 from tpbench.workloads.study_data import Picture
@@ -37,7 +37,7 @@ class ReportParser(argparse.ArgumentParser):
         self.formats = formats
         if formats:
             self.add_argument("--format", choices=formats, help="(that of the suffix of -o, else text)")
-            self.add_argument("-o", "--output", type=path_argument, metavar="FILE", help="write there")
+            self.add_argument("-o", "--output", type=user_path, metavar="FILE", help="write there")
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Return the options, with the format that the suffix of the output file means. Raises JobError for another."""

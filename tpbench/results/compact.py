@@ -19,7 +19,7 @@ from tpbench.files import replace_file, sync_folder
 from tpbench.results.read import read_table
 from tpbench.results.row_files import Where, row_files
 from tpbench.results.write import parquet_bytes
-from tpbench.settings import JobError, path_argument
+from tpbench.settings import JobError, user_path
 
 _MERGED = re.compile("merged-[0-9a-f]{16}")
 """Names of merged files without their suffix. The names of row files begin with a time."""
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str]) -> int:
         prog="tpbench compact",
         description="Merge the rows of an output folder into one file, which reads faster. No sweep may run there.",
     )
-    parser.add_argument("output_dir", type=path_argument, nargs="?", default="outputs", help="default: outputs")
+    parser.add_argument("output_dir", type=user_path, nargs="?", default="outputs", help="default: outputs")
     try:
         done, complaints = compact(parser.parse_args(arguments).output_dir)
     except FileNotFoundError as error:

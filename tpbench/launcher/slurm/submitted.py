@@ -13,7 +13,7 @@ from tpbench.launcher.planning.plan import distinguish
 from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.cluster import ENDED
 from tpbench.results.read import load, plain_rows
-from tpbench.settings import JobError, path_argument
+from tpbench.settings import JobError, user_path
 from tpbench.suggestions import counted, printable, sentence_of, with_lines
 from tpbench.worker.task import TASK_FILE
 
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Write the rows of Slurm jobs that ended without one, and print the state of each cell.",
         epilog="The exit code is 0 if all cells ended well, 1 if one failed, 3 if some are not done yet.",
     )
-    parser.add_argument("sweep", type=path_argument, help="a sweep's folder, OUTPUT_DIR/sweeps/SWEEP_ID")
+    parser.add_argument("sweep", type=user_path, help="a sweep's folder, OUTPUT_DIR/sweeps/SWEEP_ID")
     sweep: Path = parser.parse_args(arguments).sweep.absolute()
     cluster.drop_client_variables()
     try:
