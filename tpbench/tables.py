@@ -224,9 +224,8 @@ def _values(table: Table) -> list[dict[str, float | str]]:
         values: dict[str, float | str] = {**table.facts}
         for at, (column, cell) in enumerate(zip(table.columns, cells, strict=True)):
             is_quantity = bool(table.quantity) and at >= table.keys
-            values[f"{column} {table.quantity}" if is_quantity else column] = (
-                cell.text if cell.value is None else cell.value
-            )
+            name = f"{column} {table.quantity}" if is_quantity else column
+            values[name] = cell.text if cell.value is None else cell.value
             if is_quantity:
                 ratios = zip(("x", "x low", "x high"), cell.ratio or (None,) * 3, strict=True)
                 values |= {f"{column} {end}": MISSING if ratio is None else ratio for end, ratio in ratios}

@@ -60,14 +60,13 @@ def information(arguments: Sequence[str]) -> int | None:
         print(f"tpbench: {error}", file=sys.stderr)
         return error.exit_code
     except OSError as error:
-        if error.filename is not None:
-            print(f"tpbench: {explained(error)}", file=sys.stderr)
-            return 2
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the exit would flush, and fail again
-        if isinstance(error, BrokenPipeError):  # `| head` has read enough
-            return 0
+        is_output = error.filename is None
+        if is_output:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the exit would flush, and fail again
+            if isinstance(error, BrokenPipeError):  # `| head` has read enough
+                return 0
         print(f"tpbench: {explained(error)}", file=sys.stderr)
-        return 1
+        return 1 if is_output else 2
 
 
 def _run(arguments: Sequence[str]) -> int | None:

@@ -4,7 +4,7 @@ import dataclasses
 import shlex
 import textwrap
 import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from tpbench import packages
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
                 rows = [[f"  {entry.name}", entry.availability, entry.summary] for entry in entries]
                 print(title, *aligned_lines([""] * 3, rows)[1:], "", sep="\n")
         if topic in workloads():
-            print(fields_of(topic), end="")
+            print(_section(topic, workloads()[topic].problem), end="")
     return 0
 
 
@@ -79,23 +79,20 @@ def _machine(gpus: int) -> str:
 
 def all_fields() -> str:
     """Return the fields of every job, of a measurement, of a whole sweep, of each workload and of Slurm."""
-    owners = {"every job": Job, "a measurement": MeasureSettings, "a whole sweep": SweepOptions}
-    slurm = _section("Slurm jobs: hydra.launcher.NAME=VALUE", SlurmSettings)
-    return "\n".join([*(_section(*item) for item in owners.items()), *map(fields_of, NAMES), slurm])
-
-
-def fields_of(workload: str) -> str:
-    """Return the fields of one workload's problem."""
-    return _section(workload, workloads()[workload].problem)
+    owners: dict[str, type] = {"every job": Job, "a measurement": MeasureSettings, "a whole sweep": SweepOptions}
+    owners |= {name: workloads()[name].problem for name in NAMES}
+    owners["Slurm jobs: hydra.launcher.NAME=VALUE"] = SlurmSettings
+    return "\n".join(_section(*item) for item in owners.items())
 
 
 def _section(owner: str, settings: type[Any]) -> str:
-    return "\n".join([f"Fields of {owner}, as NAME=DEFAULT", *_field_lines(settings, defaults(settings))]) + "\n"
+    return "\n".join([f"Fields of {owner}, as NAME=DEFAULT", *_field_lines(settings)]) + "\n"
 
 
-def _field_lines(settings: type[Any], values: Mapping[str, Any], chosen: Collection[str] | None = None) -> list[str]:
+def _field_lines(settings: type[Any], chosen: Collection[str] | None = None) -> list[str]:
     """Return wrapped lines for some fields, or for all: NAME=DEFAULT, then the help with the valid values."""
-    texts, hints = {}, typing.get_type_hints(settings)
+    texts: dict[str, str] = {}
+    values, hints = defaults(settings), typing.get_type_hints(settings)
     for field in dataclasses.fields(settings):
         hint = hints[field.name]
         holds_fields = hint is Any or any(map(dataclasses.is_dataclass, kinds_of(hint)))
@@ -139,9 +136,7 @@ def _of_variant(name: str, workload: Workload, variant: Variant, gpus: int) -> l
         "not on GPUs:": variant.cpu_only_reason,
         "no graph=true:": variant.no_graph_reason if isinstance(variant.no_graph_reason, str) else "",
     }
-    fields = _field_lines(
-        workload.problem, defaults(workload.problem), None if workload.definition else variant.options
-    )
+    fields = _field_lines(workload.problem, None if workload.definition else variant.options)
     lines = [f"  {variant.summary}", *(f"  {label} {text}" for label, text in facts.items() if text)]
     heading = "Its options, beside the fields of every job:" if fields else "It has no options of its own."
     command = f"python -m tpbench {shlex.quote(f'variant={name}')} {example_arguments(workload, name)}"

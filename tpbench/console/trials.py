@@ -64,13 +64,9 @@ def _test(names: Sequence[str], overrides: Sequence[str]) -> int:
         shapes = [entry.name for entry in choices.shapes(0, workload.name) if entry.name.startswith("tiny")]
         quick = ["steps=4"] if workload.scheduled is True else ["measure=quick", "time_budget_s=0", "min_iterations=1"]
         output_dir = Path(folder, str(len(lines)))
-        line = [
-            f"shape={','.join(shapes)}" if shapes else "tp_size=2",
-            *quick,
-            "reuse=true",
-            f"output_dir={output_dir}",
-        ]
-        line += [*(one_rank if machine.gpu_count() == 1 else []), *overrides]
+        size = f"shape={','.join(shapes)}" if shapes else "tp_size=2"
+        ranks = one_rank if machine.gpu_count() == 1 else []
+        line = [size, *quick, "reuse=true", f"output_dir={output_dir}", *ranks, *overrides]
         code = _sweep(f"variant={name if outside else 'all'}", *line)
         if not (output_dir / "rows").is_dir():  # the sweep was refused, and has said why, or it was a dry run
             shutil.rmtree(folder)

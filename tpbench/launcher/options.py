@@ -12,7 +12,7 @@ from tpbench.job import Job, field_names
 from tpbench.measure.session import MeasureSettings
 from tpbench.settings import JobError, defaults, parse, setting
 from tpbench.suggestions import printable, unknown
-from tpbench.workloads import NAMES, Workload, workloads
+from tpbench.workloads import NAMES, workloads
 
 
 @dataclass(frozen=True)
@@ -131,9 +131,9 @@ CODE = "_target_"
 SWEEP_OPTION_NAMES = frozenset(each.name for each in fields(SweepOptions))
 
 
-def command_line_names(workload: Workload | None = None) -> set[str]:
-    """Return the flat names that a command line may set, for jobs of one workload or of any."""
-    return field_names(workload) | SWEEP_OPTION_NAMES
+def command_line_names() -> set[str]:
+    """Return the flat names that a command line may set, for jobs of any workload."""
+    return field_names() | SWEEP_OPTION_NAMES
 
 
 def store_defaults() -> None:

@@ -211,9 +211,8 @@ def _check_hydra(hydra: DictConfig) -> None:
     for name in ("run", "sweep", "output_subdir", "callbacks", "verbose", "chdir", "env_set", "env_copy"):
         if given[name] != plain[name]:  # a folder of a sweep would even be removed
             place = f"hydra.{'job.' * (name in own.job)}{name}"
-            raise JobError(
-                f"in a configuration file: {place} has no effect: hydra.launcher and sweeper.params have one"
-            )
+            what = "has no effect: hydra.launcher and sweeper.params have one"
+            raise JobError(f"in a configuration file: {place} {what}")
     plugins = (OmegaConf.to_container(hydra[name], resolve=True) for name in ("launcher", "sweeper"))
     code = re.findall(rf"'{CODE}': ('[^']*'|.)", f"{[*plugins]}")
     if not re.fullmatch(rf"'{HYDRA_MODULE}\.\w+' '{BasicSweeper.__module__}\.BasicSweeper'", " ".join(code)):

@@ -51,9 +51,8 @@ class OutsideVariant:
     @functools.cached_property
     def variant(self) -> Variant:
         """The variant without its functions, which only ranks load."""
-        declared = {"summary": "", **self.declared}
-        several = {"options": frozenset(declared.get("options", ())), "requires": tuple(declared.get("requires", ()))}
-        traits = {**declared, **several}
+        traits = {"summary": "", **self.declared}
+        traits |= {"options": frozenset(traits.get("options", ())), "requires": tuple(traits.get("requires", ()))}
         return self.of_workload.variant_class(self.name, prepare=_not_loaded, place=(self.path, self.line), **traits)
 
     @functools.cached_property
