@@ -108,15 +108,12 @@ def test_a_sweep_that_slurm_rejects_ends_with_its_words(
     assert not capsys.readouterr().err, "the message says it once"
 
 
-def test_the_state_of_jobs_is_asked_where_slurm_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_state_of_jobs_is_asked_where_slurm_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     attempt = begun(tmp_path)
     record(attempt, "7_0")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SystemExit):
+    with pytest.raises(JobError, match="this needs Slurm's commands: there is no squeue here"):
         submitted.main([str(attempt.folder.parent)])
-    assert "this needs Slurm's commands: there is no squeue here" in capsys.readouterr().err
 
 
 def test_a_sweep_of_one_host_is_looked_at_without_slurm(
@@ -143,7 +140,7 @@ def test_options_for_one_host_are_refused() -> None:
         Slurm(SlurmSettings(), SweepOptions(reuse=True))
 
 
-def test_a_cell_whose_task_is_not_understood_is_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cell_whose_task_is_not_understood_is_passed_over(tmp_path: Path) -> None:
     """The file of the task was cut off, is foreign, or is of another version."""
     attempt = begun(tmp_path)
     sweep = attempt.folder.parent
@@ -152,9 +149,8 @@ def test_a_cell_whose_task_is_not_understood_is_passed_over(tmp_path: Path, caps
     changes = (text[:100], text.replace('"started_at"', '"began_at"'), text.replace('"triton_tp"', '"of_another_time"'))
     for changed in changes:
         attempt.task_file.write_text(changed)
-        with pytest.raises(SystemExit):
+        with pytest.raises(JobError, match="it has no cells that this version understands"):
             submitted.main([str(sweep)])
-        assert "it has no cells that this version understands" in capsys.readouterr().err
 
 
 def test_a_sweep_is_collected_from_any_folder(

@@ -69,9 +69,9 @@ def test_a_failure_goes_when_the_cell_has_another_row(tmp_path: Path, capsys: py
     assert sorted(package.load(tmp_path)["status"]) == ["oom", "oom", "timeout"]
     assert rows_after_resuming(3, "measured before") == ["oom", "oom"]
     assert ": oom" in collected("late")
-    with pytest.raises(SystemExit):
+    with pytest.raises(JobError) as refused:
         submitted.main([str(tmp_path)])
-    assert {str(logs / "first"), str(logs / "1")} <= set(capsys.readouterr().err.splitlines())  # its sweeps
+    assert {str(logs / "first"), str(logs / "1")} <= set(str(refused.value).splitlines())  # its sweeps
 
 
 def test_a_cell_that_another_sweep_took_over_has_no_row_here(

@@ -69,8 +69,8 @@ def left_behind(output_dirs: Iterable[str], keys: Set[str]) -> Iterator[Attempt]
                     abandon(attempt.folder)  # its submission is in doubt
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the rows of jobs that ended without one, and return the exit code."""
+def main(arguments: Sequence[str]) -> int:
+    """Write the rows of jobs that ended without one, and return the exit code. Raises JobError."""
     parser = argparse.ArgumentParser(
         prog="tpbench collect",
         description="Write the rows of Slurm jobs that ended without one, and print the state of each cell.",
@@ -79,14 +79,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("sweep", type=user_path, help="a sweep's folder, OUTPUT_DIR/sweeps/SWEEP_ID")
     sweep: Path = parser.parse_args(arguments).sweep.absolute()
     cluster.drop_client_variables()
-    try:
-        if not (attempts := attempts_of(sweep)):
-            sweeps = "\n".join(map(str, sorted(sweep.glob("sweeps/*/"))))
-            found = f". The sweeps in it are\n{sweeps}" if sweeps else ""
-            parser.error(f"{sweep} isn't the folder of a sweep: it has no cells that this version understands{found}")
-        return _collect(attempts)
-    except JobError as error:
-        parser.error(str(error))
+    if not (attempts := attempts_of(sweep)):
+        sweeps = "\n".join(map(str, sorted(sweep.glob("sweeps/*/"))))
+        found = f". The sweeps in it are\n{sweeps}" if sweeps else ""
+        raise JobError(f"{sweep} isn't the folder of a sweep: it has no cells that this version understands{found}")
+    return _collect(attempts)
 
 
 def _collect(attempts: Sequence[Attempt]) -> int:
