@@ -24,7 +24,7 @@ _NOT_RUN = TableCell(MISSING, kind="dim")
 def pivot(frame: pd.DataFrame, name: str = "time_ms", *, floor: bool = False, transpose: bool = False) -> Document:
     """Return tables of the newest row of each cell: problems by variants, or with `transpose` variants by problems."""
     shown = metric(name)  # first of all, because the name may be wrong
-    if floor and not shown.is_time:
+    if floor and not shown.clock:
         raise JobError(f"{name} has no floor: choose a time, such as --metric device_ms")
     grids = arrange_rows(frame)
     tables = [metric_table(grid, shown, floor=floor) for grid in grids]

@@ -56,7 +56,7 @@ def by_size(grid: RecordGrid, name: str, *, for_page: bool = False) -> Picture |
             intervals = tuple(interval_of(record, name) for _, record in measured if for_page)
             lines.append(Series(column, points, crosses=crosses, intervals=intervals, hovers=hovers))
         if max(len(line.points) + len(line.crosses) for line in lines) > for_page:
-            floor = [(position[size], floor) for size, floor in floors.items() if floor < math.inf and shown.is_time]
+            floor = [(position[size], floor) for size, floor in floors.items() if floor < math.inf and shown.clock]
             panels.append(Panel(title, tuple(lines), tuple(floor), categories=tuple(map(value_text, position))))
     y_label = f"{TITLES.get(name, name).lower()} ({shown.unit})"
     x_label = column_label(grid.key_names[axis])
@@ -65,11 +65,9 @@ def by_size(grid: RecordGrid, name: str, *, for_page: bool = False) -> Picture |
 
 def _size_axis(grid: RecordGrid) -> int:
     """Return the first key, or if every panel would then have a single x, the key with the most values in one panel."""
-
-    def most_values(axis: int) -> int:
-        return max(len({key[axis] for key in keys}) for keys in _size_panels(grid, axis).values())
-
-    return 0 if most_values(0) > 1 else max(grid.independent, key=most_values)
+    axes = (0, *grid.independent)
+    most = {at: max(len({key[at] for key in keys}) for keys in _size_panels(grid, at).values()) for at in axes}
+    return 0 if most[0] > 1 else max(grid.independent, key=most.__getitem__)
 
 
 def _size_panels(grid: RecordGrid, axis: int) -> dict[str, list[Key]]:

@@ -42,8 +42,7 @@ def study_document(frame: pd.DataFrame, study: str | None, columns: Sequence[str
     by_workload = dict.fromkeys(workloads(), Study("")) if study is None else studies()[study]
     if study is not None:
         frame = frame[frame["workload"].isin(by_workload)]
-        needed = {declared.needs for declared in by_workload.values() if declared.needs}
-        frame = frame.dropna(subset=[*needed])
+        frame = frame.dropna(subset=[*{declared.needs for declared in by_workload.values() if declared.needs}])
     computed = [] if columns else _computed(frame, by_workload)
     tables = [table for module, rows in computed for table in module.tables(rows)]
     for grid in arrange_rows(frame) if not computed else ():
@@ -143,12 +142,9 @@ def study_picture(frame: pd.DataFrame, name: str) -> Picture:
     if not any(study.module or study.axes for study in by_workload.values()):
         raise JobError(f"the study {name} has no picture: choose --format text, markdown or csv")
     pictures = [module.picture(rows) for module, rows in _computed(frame, by_workload) if hasattr(module, "picture")]
-    drawn = [
-        (grid, study)
-        for grid in arrange_rows(frame)
-        if (study := by_workload.get(str(grid.facts["workload"]))) and study.axes
-    ]
-    pictures += itertools.starmap(_points, drawn)
+    for grid in arrange_rows(frame):
+        if (study := by_workload.get(str(grid.facts["workload"]))) and study.axes:
+            pictures.append(_points(grid, study))
     picture: Picture | None = next(filter(None, pictures), None)
     if picture is None:
         raise JobError(f"these rows have nothing to draw for the study {name}")

@@ -9,13 +9,13 @@ of two rows is always that of their printed values.
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from statistics import NormalDist, fmean
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from tpbench.measure.clocks import CHAINED, DEVICE, STATISTICS, TIMED, WALL, Clock
+from tpbench.measure.clocks import CHAINED, DEVICE, TIMED, WALL, Clock
 from tpbench.measure.statistics import median_interval
 from tpbench.report.analysis.row_values import Metric, Record, is_measurement
 
@@ -41,8 +41,6 @@ INTERLEAVED_METHOD = (
 )
 _NORMAL_5_TO_95 = 2 * NormalDist().inv_cdf(0.95)
 _NORMAL_INTERVAL = 2 * NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-
-Row: TypeAlias = Mapping[str, Any]
 
 
 class RunSpread(NamedTuple):
@@ -114,7 +112,7 @@ class Ratio(NamedTuple):
 
 
 def compare(
-    before: Sequence[Row], after: Sequence[Row], shown: Metric, spread: RunSpread | None = None
+    before: Sequence[Record], after: Sequence[Record], shown: Metric, spread: RunSpread | None = None
 ) -> Ratio | None:
     """Return the ratio of a metric of two groups of rows, after over before. None: a side has no positive value."""
     bottom, top = observations(before, shown), observations(after, shown)
@@ -128,9 +126,9 @@ def compare(
     return Ratio(_exp(log))
 
 
-def repeated_spread(groups: Sequence[Sequence[Row]], shown: Metric) -> RunSpread:
+def repeated_spread(groups: Sequence[Sequence[Record]], shown: Metric) -> RunSpread:
     """Return the assumed spread, with the scatter of the repeated rows. A group is one cell on one side."""
-    assumed, _ = _spread_and_clock(next(itertools.chain.from_iterable(groups), {}), shown)
+    assumed, _ = _spread_and_clock(next(itertools.chain.from_iterable(groups), Record()), shown)
     repeated = [seen for group in groups if len(seen := observations(group, shown)) > 1]
     freedom = sum(map(len, repeated)) - len(repeated)  # 0: no cell has repeated rows
     total = sum(_squares(group) / _mean(group, "variance") for group in repeated)
@@ -155,33 +153,31 @@ def ratios_to_best(records: Sequence[Record | None], shown: Metric) -> list[Rati
     return ratios
 
 
-def value_of(row: Row, shown: Metric) -> float | None:
+def value_of(row: Record, shown: Metric) -> float | None:
     """Return the metric of a measurement, or None if it has no positive value. Failures have none."""
     value = row.get(shown.name) if is_measurement(row) else None
     return float(value) if value is not None and 0 < value < math.inf else None
 
 
-def observations(rows: Iterable[Row], shown: Metric) -> list[Observation]:
+def observations(rows: Iterable[Record], shown: Metric) -> list[Observation]:
     """Return what rows say about a metric. Rows without a positive value say nothing."""
     observed = []
     for row in rows:
         if value := value_of(row, shown):
             started = row["started_at"].timestamp() if row.get("started_at") else 0.0
-            variance, known = _assumed_variance(row, shown)
-            run = {"host": row.get("host"), "run": row.get("sweep_id")}
-            observed.append(Observation(math.log(value), variance, known, started, **run))
+            spread = _assumed_variance(row, shown)
+            observed.append(Observation(math.log(value), *spread, started, row.get("host"), row.get("sweep_id")))
     return observed
 
 
-def _spread_and_clock(row: Row, shown: Metric) -> tuple[RunSpread, Clock]:
+def _spread_and_clock(row: Record, shown: Metric) -> tuple[RunSpread, Clock]:
     """Return how runs are assumed to scatter in a metric, and its clock: of rates the device's, if it was measured."""
     by_device = shown.better > 0 and row.get(DEVICE.samples) is not None
-    of_name = (clock for clock in TIMED if shown.name in map(clock.statistic, STATISTICS))
-    clock = next(of_name, DEVICE if by_device else WALL)
+    clock = shown.clock or (DEVICE if by_device else WALL)
     return COUNTED if shown.is_counted else ON_CPU if row.get("device") == "cpu" else SPREADS[clock], clock
 
 
-def _assumed_variance(row: Row, shown: Metric) -> tuple[float, bool]:
+def _assumed_variance(row: Record, shown: Metric) -> tuple[float, bool]:
     """Return the variance between runs that is assumed for a metric, and false without enough samples to know it."""
     spread, clock = _spread_and_clock(row, shown)
     samples = _finite(row.get(clock.samples))
@@ -209,7 +205,7 @@ def _ratio(log: float, error: float, freedom: float, *, interleaved: bool = Fals
     return Ratio(_exp(log), _exp(log - reach), _exp(log + reach), interleaved, p, error, freedom)
 
 
-def _ratio_of_rounds(before: Row, after: Row, name: str, log: float) -> Ratio | None:
+def _ratio_of_rounds(before: Record, after: Record, name: str, log: float) -> Ratio | None:
     """Return the ratio of two rows that were interleaved (`log`) with an interval from their rounds, or None.
 
     The rounds were measured in the order A B, B A, A B, ... Two rounds of each, A B B A, make one value, because the

@@ -1,5 +1,6 @@
 """Grids of records: problems by variants, from which tables and plots are made. No two different rows are merged."""
 
+import contextlib
 import dataclasses
 import math
 from collections import defaultdict
@@ -111,10 +112,8 @@ def arrange_rows(frame: pd.DataFrame) -> list[RecordGrid]:
         workload = workload_of(record)
         pivot = workload.pivot if workload else Pivot()
         for name, compute in pivot.derived.items():
-            try:
+            with contextlib.suppress(TypeError, ZeroDivisionError):  # the row lacks a value from which it is computed
                 record[name] = compute(record)
-            except (TypeError, ZeroDivisionError):  # the row lacks a value from which it is computed
-                record[name] = None
         place = tuple(record[name] for name in ("workload", "device", "hardware", *pivot.sections))
         groups[*place, form_of(workload)].append(record)
     order = {name: at for at, name in enumerate(workloads())}
@@ -183,9 +182,8 @@ def _split(rows: list[Record], workload: Workload | None) -> tuple[dict[str, flo
             facts[row_values.column_label(name)] = value_item(*values)
     limits: dict[Key, set[float]] = defaultdict(set)
     for record in rows:
-        options = chosen_options(record, workload)
-        if record["memory_limit_gib"]:
-            limits[record["variant"], *options, *map(record.get, keys)].add(record["memory_limit_gib"])
+        if limit := record["memory_limit_gib"]:
+            limits[record["variant"], *chosen_options(record, workload), *map(record.get, keys)].add(limit)
     # A cell was tried with several limits, to see how much it needs. GPUs of one kind differ by less.
     if any(max(values) > 1.05 * min(values) for values in limits.values()):
         keys.append("memory_limit_gib")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpbench.columns import Column
-from tpbench.measure.clocks import DECIDING, TIMED, statistics_columns
+from tpbench.measure.clocks import DECIDING, STATISTICS, TIMED, Clock
 from tpbench.measure.statistics import is_host_bound
 from tpbench.results.schema import COLUMNS, all_columns
 from tpbench.settings import JobError
@@ -61,9 +61,9 @@ class Metric(Column):
         return self.unit in ("bytes", "FLOP", "GiB")
 
     @property
-    def is_time(self) -> bool:
-        """True for statistics of a clock."""
-        return self.name in {column.name for column in statistics_columns()}
+    def clock(self) -> Clock | None:
+        """The clock of which it is a statistic."""
+        return next((clock for clock in TIMED if self.name in map(clock.statistic, STATISTICS)), None)
 
     def write(self, value: float) -> str:
         """Return the value with its unit, in about four digits."""

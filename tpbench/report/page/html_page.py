@@ -4,7 +4,7 @@ import base64
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib import resources
 from typing import Any
@@ -48,14 +48,12 @@ def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
     filters = (amount, number, ratio_text, counted, row_values.hover_text)
     environment.filters |= {function.__name__: function for function in filters}
     environment.globals |= {"judge": verdicts, "packages": packages, "statuses": STATUSES, "workloads": workloads()}
-    folder = resources.files(__package__)
-    css, script = (folder.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    script = resources.files(__package__).joinpath("page.js").read_text(encoding="utf-8")
     failed = [
         [str(len(cells)), status, reason, printable("; ".join(cells), 600)]
         for (status, reason), cells in failures(grids).items()
     ]
     return environment.get_template("report.html.j2").render(
-        css=css,
         script=script,
         script_hash=f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}",
         summary=_summary(records, len(frame)),
@@ -65,7 +63,7 @@ def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
         failures=Table("failures", ("cells", "status", "reason", "which"), failed),
         unfolded=sum(len(of_grid) for *_, of_grid in judged) <= 20,
         parts=[
-            (name, _sections([*of_workload], metric_name))
+            (name, [*_sections([*of_workload], metric_name)])
             for name, of_workload in itertools.groupby(judged, key=lambda section: section[1].facts["workload"])
         ],
         metrics=list(map(metric, dict.fromkeys((*TITLES, *filter(None, [metric_name]))))),
@@ -83,10 +81,9 @@ def _summary(records: Sequence[Record], rows: int) -> str:
     return f"{len(records)} cells: {by_status}{older}.{when}"
 
 
-def _sections(judged: Sequence[tuple[str, RecordGrid, Any]], metric_name: str | None) -> list[dict[str, Any]]:
-    """Return what the page shows of each grid of one workload, by names in the template."""
+def _sections(judged: Sequence[tuple[str, RecordGrid, Any]], metric_name: str | None) -> Iterator[dict[str, Any]]:
+    """Yield what the page shows of each grid of one workload, by names in the template."""
     shared = set.intersection(*(set(grid.facts.items()) for _, grid, _ in judged))
-    sections = []
     for anchor, grid, of_grid in judged:
         text = heading(dict(item for item in grid.facts.items() if item not in shared)) or "All problems"
         filled = [name for name in TITLES if any(record[name] is not None for record in grid.records)]
@@ -97,10 +94,8 @@ def _sections(judged: Sequence[tuple[str, RecordGrid, Any]], metric_name: str | 
             caption = f"{TITLES[shown.name]} ({shown.name})" if shown.name in TITLES else shown.name
             tables.append((caption, replace(table, notes=[*table.notes, *legend([table], shown)])))
         figures = [_figure(grid, name, anchor) for name in dict.fromkeys((clock, CHAINED.column)) if name in filled]
-        sections.append(
-            {"anchor": anchor, "grid": grid, "heading": text, "verdicts": of_grid, "tables": tables, "figures": figures}
-        )
-    return sections
+        section = {"anchor": anchor, "grid": grid, "heading": text, "verdicts": of_grid}
+        yield section | {"tables": tables, "figures": figures}
 
 
 def _figure(grid: RecordGrid, name: str, anchor: str) -> dict[str, Any]:
