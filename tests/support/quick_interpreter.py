@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import sys
 from typing import Any
 
 import triton.language as tl
@@ -23,20 +24,15 @@ _validate = tl.core.validate_block_shape
 
 def _replace_language_once(function: Any) -> Any:
     """Replace the language as a function sees it, unless the call of a kernel further out has done so."""
-    if any(tl.core.is_builtin(each.load) for each in _languages_of(function.__module__, function)):
+    if any(tl.core.is_builtin(each.load) for each in _languages(function.__module__)):
         return _replace_language(function)
     return interpreter._LangPatchScope()
 
 
-_languages: dict[str, list[Any]] = {}
-
-
-def _languages_of(module: str, function: Any) -> list[Any]:
-    """Return which of Triton's languages a function's module imports."""
-    if module not in _languages:
-        imported = [each for each in function.__globals__.values() if inspect.ismodule(each)]
-        _languages[module] = [each for each in imported if each in (tl, tl.core)]
-    return _languages[module]
+@functools.cache
+def _languages(module: str) -> list[Any]:
+    """Return which of Triton's languages a module imports."""
+    return [each for each in (tl, tl.core) if any(value is each for value in vars(sys.modules[module]).values())]
 
 
 @functools.cache
