@@ -23,8 +23,7 @@ from pathlib import Path
 from _checkout import ROOT
 
 from tpbench.console import information
-from tpbench.console.choices import sections_of
-from tpbench.console.listing import all_fields
+from tpbench.console.listing import all_fields, sections_of
 from tpbench.results.schema import COMMON_COLUMNS, STATUSES, workload_columns
 from tpbench.settings import JobError
 from tpbench.tables import Document, Table, as_markdown

@@ -5,7 +5,7 @@ Configuration becomes a `Job` here and nowhere else.
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -60,7 +60,7 @@ class Job:
     @property
     def uses_triton(self) -> bool:
         """True if this job runs Triton kernels."""
-        return _holds(self.implementation.uses_triton, self.problem)
+        return bool(trait_of(self.implementation.uses_triton, self.problem))
 
     @property
     def kernels_version(self) -> str | None:
@@ -85,12 +85,12 @@ class Job:
     @property
     def requires_cuda(self) -> bool:
         """True if this job cannot run on a CPU."""
-        return _holds(self.implementation.requires_cuda, self.problem)
+        return bool(trait_of(self.implementation.requires_cuda, self.problem))
 
     @property
     def scheduled(self) -> bool:
         """True if the problem fixes the number of iterations."""
-        return _holds(self.workload.scheduled, self.problem)
+        return bool(trait_of(self.workload.scheduled, self.problem))
 
     @property
     def unused_settings(self) -> frozenset[str]:
@@ -160,7 +160,7 @@ def key_of(flat: Mapping[str, Any]) -> str:
     KeyError if the job's workload does not exist.
     """
     values = {**_FORMER, **field_defaults(flat["workload"]), **flat}
-    if _holds(workloads()[flat["workload"]].scheduled, SimpleNamespace(**values)):
+    if trait_of(workloads()[flat["workload"]].scheduled, SimpleNamespace(**values)):
         values |= {name: _MEASURE_DEFAULTS[name] for name in UNUSED_IF_SCHEDULED}
     values |= workloads()[flat["workload"]].outside_key
     for name in NOT_IN_KEY:
@@ -226,7 +226,8 @@ def _no_such_field(workload: Workload, variant: Variant, name: str, valid: Colle
     return unknown(f"field of {workload.name}", name, {*valid, "shape", "variant"}, f"python -m tpbench list {topic}")
 
 
-def _holds(trait: bool | Callable[[Any], bool], problem: Any) -> bool:
+def trait_of(trait: Any, problem: Any) -> Any:
+    """Return a trait of a variant or workload that may be a function of the problem."""
     return trait(problem) if callable(trait) else trait
 
 
@@ -289,7 +290,6 @@ def unsupported_reason(job: Job) -> str | None:
             return f"{variant.name} does not support {name}={spelled(value)} (supported by: {', '.join(others)})"
     if job.measure.fresh and job.scheduled:
         return f"fresh=true has no meaning for this {job.workload.name}: each iteration continues the one before"
-    no_graph = variant.no_graph_reason
-    if job.measure.graph and (reason := no_graph(job.problem) if callable(no_graph) else no_graph):
+    if job.measure.graph and (reason := trait_of(variant.no_graph_reason, job.problem)):
         return f"{variant.name} cannot be captured in a CUDA graph: {reason}"
     return variant.unsupported_reason(job.problem, job.tp_size)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from tpbench.console import choices
+from tpbench.console import listing
 from tpbench.launcher.command_line.outside_choices import find_outside
 from tpbench.measure import machine
 from tpbench.report.command import main as report
@@ -61,7 +61,7 @@ def _test(names: Sequence[str], overrides: Sequence[str]) -> int:
     for name in names:
         outside = find_outside(name)
         workload = outside.of_workload if outside else workloads()[name]
-        shapes = [entry.name for entry in choices.shapes(0, workload.name) if entry.name.startswith("tiny")]
+        shapes = [entry.name for entry in listing.shapes(0, workload.name) if entry.name.startswith("tiny")]
         quick = ["steps=4"] if workload.scheduled is True else ["measure=quick", "time_budget_s=0", "min_iterations=1"]
         output_dir = Path(folder, str(len(lines)))
         size = f"shape={','.join(shapes)}" if shapes else "tp_size=2"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.composed_jobs import job
-from tpbench.console import HELP, choices, information, listing
+from tpbench.console import HELP, information, listing
 from tpbench.console.listing import WIDTH
 from tpbench.job import field_names, unsupported_reason
 from tpbench.launcher.options import COMMANDS, SWEEP_OPTION_NAMES, SlurmSettings
@@ -125,7 +125,7 @@ def test_a_wrong_topic_is_explained(topic, message, capsys):
 
 def test_the_list_has_the_reason_of_what_cannot_run():
     def availability(title, gpus):
-        found = [each for heading, each in choices.sections_of("all", gpus) if heading.startswith(title)]
+        found = [each for heading, each in listing.sections_of("all", gpus) if heading.startswith(title)]
         return {entry.name: entry.availability for each in found for entry in each}
 
     assert availability("shape=", 4)["v131k_tp8"] == "no: needs 8 GPUs, found 4"
