@@ -74,18 +74,6 @@ TIMED = (WALL, DEVICE, CHAINED)
 DECIDING = (DEVICE, WALL)
 """The clocks that may decide which cell is fastest, the leading one first."""
 
-LATE_COLUMNS = (
-    Column(
-        "late_ms",
-        list,
-        f"time of the other ranks if one starts {', '.join(f'{delay:g}' for delay in LATE_MS)} ms late, minus that "
-        "delay",
-    ),
-    Column("beside_ms", list, "time of three products on another stream of the other ranks, for each of these delays"),
-    Column("beside_alone_ms", float, "time of these products without the variant"),
-)
-"""The cost of a late rank for the others, and for other work on their GPUs. Null without `late=true`."""
-
 
 def statistics_columns() -> tuple[Column, ...]:
     """Return the columns of all statistics."""
@@ -99,8 +87,13 @@ def statistics_columns() -> tuple[Column, ...]:
 def sample_columns() -> tuple[Column, ...]:
     """Return the columns with several numbers, which are samples, rounds and delays."""
     rounds = "median of each round of an interleaved cell"
+    delays = ", ".join(f"{delay:g}" for delay in LATE_MS)
+    products = "time of three products on another stream of the other ranks, for each of these delays"
     return (
         *(Column(clock.samples, list, f"{clock.meaning}, every sample") for clock in TIMED),
         *(Column(clock.rounds, list, f"{clock.meaning}, {rounds}") for clock in TIMED),
-        *LATE_COLUMNS,
+        # The cost of a late rank for the others, and for other work on their GPUs. Null without `late=true`.
+        Column("late_ms", list, f"time of the other ranks if one starts {delays} ms late, minus that delay"),
+        Column("beside_ms", list, products),
+        Column("beside_alone_ms", float, "time of these products without the variant"),
     )

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from tpbench.measure.ranks import gather_numbers
 from tpbench.measure.session import Context
@@ -11,15 +10,11 @@ _triton_us: list[float] = []
 """Microseconds of each kernel that this process compiled, or read from Triton's cache, since the first `listen`."""
 
 
-def _count(**compiled: Any) -> None:
-    _triton_us.append(compiled["times"].total)
-
-
 def listen() -> None:
     """Count the kernels that Triton compiles from now on. Call it when the variant has imported its kernels."""
     knobs = getattr(sys.modules.get("triton"), "knobs", None)
     if knobs is not None:
-        knobs.compilation.listener = _count
+        knobs.compilation.listener = lambda **compiled: _triton_us.append(compiled["times"].total)
 
 
 def spent_s() -> list[float]:

@@ -35,7 +35,8 @@ class ClockWatch:
 
     def __exit__(self, *error: object) -> None:
         self._watched_s += time.monotonic() - self._began_s
-        self.beside = self.beside or any(map(self._has_work, self._others))
+        rates = [self._ask("DeviceGetUtilizationRates", handle) for handle in self._others]
+        self.beside = self.beside or any(rate is not None and rate.gpu > 0 for rate in rates)
         after_ns = self._violations_ns()
         self._violated_ns.update({reason: ns - self._before_ns.get(reason, ns) for reason, ns in after_ns.items()})
         kinds = {"sm_clock_mhz": "SM", "memory_clock_mhz": "MEM"}
@@ -52,10 +53,6 @@ class ClockWatch:
             return columns
         names = [name for name, ranks in zip(THROTTLE_REASONS, on_ranks, strict=True) if ranks.any()]
         return columns | {"throttle_reasons": " ".join(names) or "none"}
-
-    def _has_work(self, handle: Any) -> bool:
-        utilization = self._ask("DeviceGetUtilizationRates", handle)
-        return utilization is not None and utilization.gpu > 0
 
     def _violations_ns(self) -> dict[str, int]:
         """Return for each reason the time in ns during which it has lowered the clocks, where NVML counts it."""

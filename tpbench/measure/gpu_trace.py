@@ -130,12 +130,8 @@ def share_columns(
     compute, communication = busy_compute_ms / whole_ms, communication_ms / whole_ms
     idle = (whole_ms - traced_ms) / whole_ms
     memory_ms = columns.get("bytes_moved", 0) / columns["copy_gb_per_s"] / 1e6
-    if is_host_bound(idle):
-        bound = "host"
-    elif communication > compute:
-        bound = "wire"
-    else:
-        bound = "compute" if compute_ms > memory_ms else "memory"
+    longer = "compute" if compute_ms > memory_ms else "memory"
+    bound = "host" if is_host_bound(idle) else "wire" if communication > compute else longer
     return {"compute_share": compute, "communication_share": communication, "idle_share": idle, "bound": bound}
 
 

@@ -43,9 +43,8 @@ def summary(samples: Sequence[float], clock: Clock) -> dict[str, float | None]:
     """Return the statistics of a clock's samples: `clocks.STATISTICS`, by the clock's columns."""
     p5, median, p95 = map(float, np.percentile(samples, [5, 50, 95]))
     interval = median_interval(samples) or (None, None)
-    return dict(
-        zip(map(clock.statistic, STATISTICS), (median, p5, p95, float(np.min(samples)), *interval), strict=True)
-    )
+    values = (median, p5, p95, float(np.min(samples)), *interval)
+    return dict(zip(map(clock.statistic, STATISTICS), values, strict=True))
 
 
 def precise_enough(samples: Sequence[float], precision: float) -> bool:
