@@ -93,11 +93,6 @@ class Job:
         return bool(trait_of(self.workload.scheduled, self.problem))
 
     @property
-    def unused_settings(self) -> frozenset[str]:
-        """Settings of a measurement that cannot change this job: those of the stop rule if the problem is scheduled."""
-        return UNUSED_IF_SCHEDULED if self.scheduled else frozenset()
-
-    @property
     def world_size(self) -> int:
         return self.tp_size * self.dp_size
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rich.cells import cell_len
-from rich.console import Console
 from rich.text import Text
 
 from tpbench.settings import spelled
@@ -128,11 +127,6 @@ def short_text(text: str, limit: int) -> str:
     """Return a text that is safe to print. If letters are missing, a hash tells it from other long texts."""
     line = printable(text, limit)
     return line if line == text else f"{line} ~{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:4]}"
-
-
-def show(document: Document, console: Console) -> None:
-    """Print a document without breaking a line."""
-    console.print(as_text(document), soft_wrap=True)
 
 
 def as_text(document: Document) -> Text:

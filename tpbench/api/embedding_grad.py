@@ -1,5 +1,4 @@
-"""The types of variants of the embedding gradient: `my_fn(problem: EmbeddingGrad, context: ExchangeContext) ->
-Exchange`."""
+"""The types of variants of the embedding gradient: `my_fn(EmbeddingGrad, ExchangeContext) -> Exchange`."""
 
 from tpbench.outside.loading import variant as variant
 from tpbench.workloads.embedding_grad.exchanges import Exchange as Exchange

@@ -118,7 +118,7 @@ class Display:
         """Print the sweep's table and the folder of its rows."""
         from tpbench.report.pivot import pivot
         from tpbench.results.read import frame_of
-        from tpbench.tables import show
+        from tpbench.tables import as_text
 
         if self.live:
             self.live.stop()
@@ -127,7 +127,7 @@ class Display:
             table = pivot(frame_of(rows.values()))
             # The lines of the cells have had the reasons of failures.
             notes = [note for note in table.notes if getattr(note, "kind", "dim") == "dim"]
-            show(replace(table, notes=notes), self.console)
+            self.console.print(as_text(replace(table, notes=notes)), soft_wrap=True)
         folders = sorted({f"{attempt.cell.job.output_dir}/rows" for attempt in attempts})
         # Without an attempt of its own, as when it resumes, the sweep leaves no folder.
         logs = f"; logs in {self.folder}" if any(self.folder.glob("*/")) else ""

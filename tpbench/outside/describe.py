@@ -53,12 +53,8 @@ def described(path: Path, version: str) -> dict[str, Any]:
         module = load_module(path, version)
         definitions = {workload.name: _definition(workload) for workload in workloads_of(module)}
         uses_triton = source.uses_triton(path)
-        return {
-            "variants": [
-                {"definition": definitions.get(workload.name), **_fields(workload, variant, uses_triton)}
-                for workload, variant in variants_of(module)
-            ]
-        }
+        pairs = variants_of(module)
+        return {"variants": [_fields(*pair, definitions.get(pair[0].name), uses_triton) for pair in pairs]}
     except (Exception, SystemExit) as error:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
         place = f"{path.name}:{frames[-1].lineno}" if frames else path.name
@@ -93,9 +89,9 @@ def _definition(workload: Workload) -> dict[str, Any]:
         raise JobError(f"{workload.problem.__name__}: {error}") from None
 
 
-def _fields(workload: Workload, variant: Variant, uses_triton: bool) -> dict[str, Any]:
+def _fields(workload: Workload, variant: Variant, definition: object, uses_triton: bool) -> dict[str, Any]:
     """Return what the launcher knows of a variant as plain data. Raises JobError for a wrong trait."""
-    function, of_file = variant.prepare, workload.name not in NAMES
+    function, of_file = variant.prepare, definition is not None
     code = getattr(inspect.unwrap(getattr(function, "func", function)), "__code__", None)  # func: of a partial
     traits: dict[str, Any] = {}
     for name, kind in TRAITS.items():
@@ -117,6 +113,7 @@ def _fields(workload: Workload, variant: Variant, uses_triton: bool) -> dict[str
         "workload": workload.name,
         "line": code.co_firstlineno if code else 0,
         "declared": traits,
+        "definition": definition,
         "error": complaint,
     }
 

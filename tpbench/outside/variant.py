@@ -140,8 +140,7 @@ def _described(path: Path, version: str) -> list[dict[str, Any]]:
     if ended.returncode or not last.startswith("{"):
         lines = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"]
         raise JobError(f"{path.name} cannot be loaded: {lines[-1]}")
-    described = json.loads(last)
+    described: dict[str, Any] = json.loads(last)
     if error := described.get("error"):
         raise JobError(error)
-    variants: list[dict[str, Any]] = described["variants"]
-    return variants
+    return list(described["variants"])

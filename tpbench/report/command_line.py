@@ -152,7 +152,7 @@ def write(content: Document | Picture | str, options: argparse.Namespace, name: 
         if form == "text" and output is None:
             console = Console()  # detects a terminal and its colours
             with console.capture() as capture:  # rich itself would end the process if the pipe is closed
-                tables.show(content, console)
+                console.print(tables.as_text(content), soft_wrap=True)
             content = capture.get()
         else:
             content = TABLES[form](content)

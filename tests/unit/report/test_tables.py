@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tpbench.report.pivot import pivot
 from tpbench.report.studies import study_document
-from tpbench.tables import Document, Table, TableCell, as_csv, as_json, as_markdown, as_text, show
+from tpbench.tables import Document, Table, TableCell, as_csv, as_json, as_markdown, as_text
 
 HOSTILE = (
     "=cmd|'/c calc'!A1 \x1b[31m\x1b]0;owned\x07[bold]x[/] <script>alert(1)</script> **b** `c` \u202e\r\n"
@@ -93,7 +93,7 @@ def hostile(add, frame, request):
 
 def test_hostile_text_in_a_terminal(hostile):
     console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=2000)
-    show(hostile, console)
+    console.print(as_text(hostile), soft_wrap=True)
     printed = console.file.getvalue()
     assert not {char for char in printed if not char.isprintable()} - {"\n"}
     assert printed == f"{as_text(hostile).plain}\n"  # no text is taken for a style

@@ -17,8 +17,7 @@ def _trains_from_labels(problem: LinearLoss, tp_size: int) -> str | None:
 @variant("all logits at once, in torch", workload="linear_loss", unsupported_reason=_trains_from_labels)
 def fast_linear(problem: LinearLoss, shard: Shard) -> Step:
     """Prepare an iteration. This part is not timed: allocate buffers and compile here."""
-    # shard.hidden: (tokens, hidden). shard.weight: (local vocab, hidden). shard.labels: (tokens,), of the whole
-    # vocabulary.
+    # shard.hidden: (tokens, hidden). shard.weight: (local vocab, hidden). shard.labels: (tokens,), of the whole vocab.
     assert shard.labels is not None
     counts = shard.labels != IGNORED
     number = counts.sum().clamp(min=1)

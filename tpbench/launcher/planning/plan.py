@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from tpbench import packages
-from tpbench.job import NOT_IN_KEY, Job, parse_job, unsupported_reason
+from tpbench.job import NOT_IN_KEY, UNUSED_IF_SCHEDULED, Job, parse_job, unsupported_reason
 from tpbench.launcher.command_line.outside_choices import user_files
 from tpbench.launcher.options import SWEEP_OPTION_NAMES, SweepOptions
 from tpbench.measure import machine
@@ -84,7 +84,8 @@ def plan(
         cell = by_key.get(job.key) or Cell(request.index, job, skip_reason(job, target), overrides=request.overrides)
         if swept := [name for name in NOT_IN_KEY if getattr(job, name) != getattr(cell.job, name)]:
             errors.append(f"{swept[0]} doesn't make a job another one: run a sweep for each value of {swept[0]}")
-        ignorable = (job.workload.ignorable_options - job.implementation.options) | job.unused_settings
+        unused = UNUSED_IF_SCHEDULED if job.scheduled else frozenset()
+        ignorable = (job.workload.ignorable_options - job.implementation.options) | unused
         ignored = dict.fromkeys([*cell.ignored, *filter(ignorable.__contains__, request.chosen)])
         by_key[job.key] = replace(cell, ignored=tuple(ignored))
     if errors:
