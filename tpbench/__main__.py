@@ -57,8 +57,6 @@ def main() -> None:
         if not {"-sc", "--shell-completion"} & set(sys.argv):  # then Hydra has arguments of its own
             sys.argv[1:] = command_line.for_hydra(sys.argv[1:])
         _hydra_main()
-    except JobError as error:
-        _exit(str(error), error.exit_code)
     except HydraException as error:
         _exit(_hydra_message(error))
     except OSError as error:  # Hydra creates folders, which fails on a full disk or without permission
@@ -67,8 +65,9 @@ def main() -> None:
         sys.exit(interrupts.EXIT_CODE)
     except Exception as error:
         if refused := job_error(error):
-            _exit(str(refused))
-        if _passed_through_tpbench(error):
+            _exit(str(refused), refused.exit_code)
+        files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)} - {__file__, packages.__file__}
+        if any(Path(file).is_relative_to(Path(__file__).parent) for file in files):  # tpbench's own modules called it
             raise
         _exit(f"Hydra cannot use this configuration: {type(error).__name__}: {error}")
 
@@ -90,12 +89,10 @@ def _hydra_message(error: HydraException) -> str:
     if isinstance(error, MissingConfigException):
         if name := re.match(r"(?:hydra/)?(\w+)/(.*)", str(error.missing_cfg_file)):
             return unknown_choice(name[1], name[2], set(error.options or ()) - {"basic"})
-    match = re.search(r"Could not override 'hydra\.launcher\.(\w+)", str(error))
-    valid = SlurmSettings.__dataclass_fields__.keys()
-    if match and match[1] in valid:
-        return f"hydra.launcher.{match[1]} needs hydra/launcher=torchrun_slurm"
-    if match:
-        return unknown("option of torchrun_slurm", match[1], valid)
+    if match := re.search(r"Could not override 'hydra\.launcher\.(\w+)", str(error)):
+        valid = SlurmSettings.__dataclass_fields__.keys()
+        needed = f"hydra.launcher.{match[1]} needs hydra/launcher=torchrun_slurm"
+        return needed if match[1] in valid else unknown("option of torchrun_slurm", match[1], valid)
     return f"{error}\n{error.__cause__}" if isinstance(error.__cause__, OmegaConfBaseException) else str(error)
 
 
@@ -103,12 +100,6 @@ def _exit(text: str, code: int = JobError.exit_code) -> NoReturn:
     """End with an error message, of which each line is printable and not too long."""
     print("tpbench: " + "\n".join(printable(line, 2000) for line in text.splitlines()), file=sys.stderr)
     sys.exit(code)
-
-
-def _passed_through_tpbench(error: Exception) -> bool:
-    """Return True if the error came from code that tpbench's own modules called, other than this one."""
-    files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)} - {__file__, packages.__file__}
-    return any(Path(file).is_relative_to(Path(__file__).parent) for file in files)
 
 
 if __name__ == "__main__":
