@@ -83,11 +83,6 @@ class Job:
         return self.device == "cpu" and self.uses_triton
 
     @property
-    def requires_cuda(self) -> bool:
-        """True if this job cannot run on a CPU."""
-        return bool(trait_of(self.implementation.requires_cuda, self.problem))
-
-    @property
     def scheduled(self) -> bool:
         """True if the problem fixes the number of iterations."""
         return bool(trait_of(self.workload.scheduled, self.problem))
@@ -132,11 +127,10 @@ UNUSED_IF_SCHEDULED = frozenset(_STOP_RULE - {"fresh"})
 """Settings that a workload with a fixed number of iterations ignores. It refuses `fresh`."""
 
 
-def field_names(workload: Workload | None = None) -> set[str]:
-    """Return the flat names of the fields of one workload's jobs, or of any workload's, and `world_size`."""
-    problems = [owner.problem for owner in ([workload] if workload else workloads().values())]
-    names = {field.name for cls in (Job, MeasureSettings, *problems) for field in fields(cls)}
-    unused = _STOP_RULE if workload and workload.scheduled is True else set()
+def field_names(workload: Workload) -> set[str]:
+    """Return the flat names of the fields of a workload's jobs, and `world_size`."""
+    names = {field.name for cls in (Job, MeasureSettings, workload.problem) for field in fields(cls)}
+    unused = _STOP_RULE if workload.scheduled is True else set()
     return names - {"problem", "outside"} - unused | {"world_size"}
 
 

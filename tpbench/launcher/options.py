@@ -133,7 +133,7 @@ SWEEP_OPTION_NAMES = frozenset(each.name for each in fields(SweepOptions))
 
 def command_line_names() -> set[str]:
     """Return the flat names that a command line may set, for jobs of any workload."""
-    return field_names() | SWEEP_OPTION_NAMES
+    return {*SWEEP_OPTION_NAMES}.union(*map(field_names, workloads().values()))
 
 
 def store_defaults() -> None:

@@ -8,8 +8,8 @@ import pytest
 from tests.support.composed_jobs import job
 from tpbench.console import HELP, information, listing
 from tpbench.console.listing import WIDTH
-from tpbench.job import field_names, unsupported_reason
-from tpbench.launcher.options import COMMANDS, SWEEP_OPTION_NAMES, SlurmSettings
+from tpbench.job import unsupported_reason
+from tpbench.launcher.options import COMMANDS, SlurmSettings, command_line_names
 from tpbench.workloads import variants
 
 CONF = Path(__file__).parents[3] / "conf"
@@ -90,7 +90,7 @@ def test_a_workload_has_its_variants_shapes_and_fields(capsys):
 def test_the_list_of_fields_has_every_field(capsys):
     text = printed(capsys, "fields")
     found = {line.partition("=")[0].strip() for line in text.splitlines() if re.match(r"  \w+=", line)}
-    assert found == field_names() - {"world_size"} | SWEEP_OPTION_NAMES | set(SlurmSettings.__dataclass_fields__)
+    assert found == command_line_names() - {"world_size"} | set(SlurmSettings.__dataclass_fields__)
     assert max(map(len, text.splitlines())) <= 100
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from tpbench import packages
-from tpbench.job import NOT_IN_KEY, UNUSED_IF_SCHEDULED, Job, parse_job, unsupported_reason
+from tpbench.job import NOT_IN_KEY, UNUSED_IF_SCHEDULED, Job, parse_job, trait_of, unsupported_reason
 from tpbench.launcher.command_line.outside_choices import user_files
 from tpbench.launcher.options import SWEEP_OPTION_NAMES, SweepOptions
 from tpbench.measure import machine
@@ -184,6 +184,6 @@ def skip_reason(job: Job, target: PlanningTarget) -> str | None:
         return reason
     if job.device == "cuda" and job.implementation.cpu_only_reason:
         return job.implementation.cpu_only_reason
-    if job.device == "cpu" and (job.requires_cuda or job.measure.graph):
+    if job.device == "cpu" and (trait_of(job.implementation.requires_cuda, job.problem) or job.measure.graph):
         return f"{'graph=true ' * job.measure.graph}needs a CUDA GPU"
     return job.workload.unsupported_reason(job)
