@@ -239,10 +239,8 @@ def scheduled_session(workload: Workload, problem: Any, variant: Variant, contex
     function = workload.functions["session"]
     session: Any = function(problem, variant, replace(context, seed=problem.seed))
     if not isinstance(session, Session) or session.schedule is None:
-        kind = type(session).__name__
-        raise WrongReturn(
-            function, f"{function.__name__} must return a tpbench.api.Session with a schedule, not {kind}"
-        )
+        expected = "a tpbench.api.Session with a schedule"
+        raise WrongReturn(function, f"{function.__name__} must return {expected}, not {type(session).__name__}")
     if workload.name in NAMES:
         return session
     # A user's session sets only the columns that it declares.

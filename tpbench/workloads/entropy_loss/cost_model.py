@@ -73,8 +73,9 @@ def counts(label: str, size: LossSize) -> Counts:
     gathers, reduces = exchanges == "logits", exchanges == "sums" or "exchange=all_reduce" in options
     worked = size.gathered(ranks if gathers else 1)
     memory = {"a row": float(size.tokens), f"worked {size.loss}": worked}
+    time = {f"bytes {size.loss}": worked, f"launches {size.loss}": 1.0}
     if ranks == 1:
-        return Counts(memory, {}, {f"bytes {size.loss}": worked, f"launches {size.loss}": 1.0})
+        return Counts(memory, {}, time)
     if gathers:
         memory[f"gathered {size.loss}"] = worked
         unit = size.gathered(1) * (ranks - 1)
@@ -82,9 +83,7 @@ def counts(label: str, size: LossSize) -> Counts:
         unit = size.tokens * (ranks - 1) / (ranks if reduces else 1)
         if sends_parts(label):
             unit *= parts_of_row(size)
-    time = {
-        f"bytes {size.loss}": worked,
-        f"launches {size.loss}": 1.0,
+    time |= {
         f"bytes over ranks {size.loss}": worked,
         "collective latency": math.log2(2 * ranks),
         f"collective {size.loss}": unit,

@@ -42,16 +42,9 @@ class LossShard:
 def place(problem: LossProblem, context: Context) -> dict[str, Any]:
     """Return the fields of a `LossShard`."""
     start, stop = shard_bounds(problem.vocab, context.tp_size, context.tp_rank)
-    return {
-        "tokens": problem.tokens,
-        "vocab_start": start,
-        "vocab_stop": stop,
-        "vocab_size": problem.vocab,
-        "group": context.tp_group if context.tp_size > 1 else None,
-        "tp_rank": context.tp_rank,
-        "tp_size": context.tp_size,
-        "device": context.device,
-    }
+    sizes = {"tokens": problem.tokens, "vocab_start": start, "vocab_stop": stop, "vocab_size": problem.vocab}
+    of_rank = {name: getattr(context, name) for name in ("tp_rank", "tp_size", "device")}
+    return sizes | of_rank | {"group": context.tp_group if context.tp_size > 1 else None}
 
 
 def given_target(problem: LossProblem, streams: tuple[int, int], rows: range, device: torch.device) -> Any:
