@@ -1,7 +1,7 @@
 """The entropy loss in torch operations: by the kernels' algorithm in fp32 with a closed form of the gradient
 (pytorch_tp_manual), and of the gathered vocabulary by torch's own losses and autograd (pytorch_gather)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -144,11 +144,7 @@ class _Algorithm:
 
 def prepare_gather(problem: EntropyLoss, shard: Shard) -> Step:
     """Prepare a gather, the loss, compiled or not, its backward, and this rank's slice of the gradient."""
-
-    def losses(logits: Tensor, target: Any, rows: Mapping[str, Tensor]) -> formulas.Losses:
-        return formulas.of_whole_vocabulary(problem, logits, target, rows)
-
-    compiled = _compiled(problem, losses)
+    compiled = _compiled(problem, lambda *arguments: formulas.of_whole_vocabulary(problem, *arguments))
 
     def run() -> Output:
         logits = formulas.gathered(shard, shard.logits)

@@ -68,7 +68,6 @@ def prepare_unfused(problem: LinearLoss, shard: Shard) -> Step:
         if shard.upstream is not None:
             second = entropy_loss(logits, target, grad="in_place", **options, **_upstream(problem, shard))
             hows.append(second.how)
-        grads = (logits,) if problem.trains else ()
-        return with_products(shard, result.loss, result.row_loss, result.entropy, *grads)
+        return with_products(shard, result.loss, result.row_loss, result.entropy, logits if problem.trains else None)
 
     return Step(run, lambda: sum(how.bytes_sent for how in hows) + bytes_of_gradient(problem, shard))

@@ -1,12 +1,11 @@
 """The problem of the linear loss: its fields, its columns in a row, its layout in a report, and its variants."""
 
-import contextlib
-import importlib.metadata
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
 from tpbench.columns import Column
+from tpbench.measure import machine
 from tpbench.settings import setting
 from tpbench.workloads import Pivot, Study, Workload, losses
 from tpbench.workloads.losses import first_of, labels_on_one_rank
@@ -162,9 +161,9 @@ def _quack(problem: LinearLoss, tp_size: int) -> str | None:
 
 
 def _torch(problem: LinearLoss, tp_size: int) -> str | None:
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        if [int(number) for number in importlib.metadata.version("torch").split(".")[:2]] < [2, 13]:
-            return "it needs torch 2.13"
+    installed = machine.version("torch")
+    if installed and [int(number) for number in installed.split(".")[:2]] < [2, 13]:
+        return "it needs torch 2.13"
     return labels_on_one_rank(problem, tp_size)
 
 
