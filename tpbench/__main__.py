@@ -28,11 +28,6 @@ with packages.explain_missing():
     from tpbench.suggestions import printable, unknown
 
 
-def _sweep_dir() -> str:
-    """Return a temporary folder for Hydra, with the sweep's unique name, which sorts by time."""
-    return f"{tempfile.gettempdir()}/{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:6]}"
-
-
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def _hydra_main(config: DictConfig) -> None:
     """Raise JobError: the launchers of tpbench run jobs in processes of their own, and never call this."""
@@ -49,7 +44,9 @@ def main() -> None:
     command_line.typed[:] = sys.argv[1:]
     if (code := console.information(sys.argv[1:])) is not None:
         sys.exit(code)
-    OmegaConf.register_new_resolver("tpbench.sweep_dir", _sweep_dir, use_cache=True, replace=True)
+    # A temporary folder for Hydra, with the sweep's unique name, which sorts by time.
+    folder = f"{tempfile.gettempdir()}/{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:6]}"
+    OmegaConf.register_new_resolver("tpbench.sweep_dir", lambda: folder, replace=True)
     sweep.register()
     interrupts.exit_at_once()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors, which are printed here without a stack

@@ -93,12 +93,11 @@ def parse(cls: type, values: Mapping[str, Any]) -> Any:
     hints = typing.get_type_hints(cls)
     complaints, parsed = [], {}
     for field in dataclasses.fields(cls):
-        if field.name not in values:
-            if field.default is dataclasses.MISSING:
-                complaints.append(f"{field.name} is missing ({field.metadata['help']})")
-            continue
         try:
-            parsed[field.name] = checked_value(field, hints[field.name], values[field.name])
+            if field.name in values:
+                parsed[field.name] = checked_value(field, hints[field.name], values[field.name])
+            elif field.default is dataclasses.MISSING:
+                raise JobError(f"{field.name} is missing ({field.metadata['help']})")
         except JobError as error:
             complaints.append(str(error))
     if complaints:

@@ -77,11 +77,10 @@ def _test(names: Sequence[str], overrides: Sequence[str]) -> int:
             if skipped and machine.gpu_count() != 1:  # some are for one rank
                 _sweep(f"variant={name if outside else ','.join(skipped)}", *line, *one_rank)
                 rows = load(output_dir)
-        for variant, cells in rows.groupby("variant", sort=False):
-            lines.append([workload.name, str(variant), *_verdict(cells)])
+        groups = rows.groupby("variant", sort=False)
+        lines += [[workload.name, str(variant), *_verdict(cells)] for variant, cells in groups]
     print(*aligned_lines(("workload", "variant", "result", "error", "reason"), lines), sep="\n")
-    failed = sum(line[2] == "FAIL" for line in lines)
-    if failed:
+    if failed := sum(line[2] == "FAIL" for line in lines):
         print(f"{counted(failed, 'variant')} failed; rows and logs are in {folder}")
     else:
         print(f"No variant failed, so the rows and logs in {folder} are removed.")
