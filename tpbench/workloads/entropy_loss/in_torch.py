@@ -72,7 +72,6 @@ class _Algorithm:
 
     def __init__(self, problem: EntropyLoss, shard: Shard) -> None:
         self.problem, self.rows, self.start, self.loss = problem, shard.rows, shard.vocab_start, problem.loss
-        self.scale, self.target_scale = problem.scale, problem.target_scale
         self.from_labels, self.weight_is_p = problem.from_labels, problem.loss == "reverse_kl"
         self.maxima = 1 if self.from_labels else 2
         self.sums: Sequence[int | None] = (0, None) if self.from_labels else (0, 1, 0 if self.weight_is_p else 1)
@@ -102,7 +101,7 @@ class _Algorithm:
         if self.from_labels:
             return self._of_labels(logits, target, maxima[0], *sums)
         (m, m_t), (s, s_t, weighted) = maxima, sums
-        log_z, log_z_t, factor = m + s.log(), m_t + s_t.log(), self.scale / logits.shape[0]
+        log_z, log_z_t, factor = m + s.log(), m_t + s_t.log(), self.problem.scale / logits.shape[0]
         x, t = self._scaled(logits, target)
         p = (x - m[:, None]).exp_().div_(s[:, None])
         mean = weighted / (s if self.weight_is_p else s_t)
@@ -122,8 +121,8 @@ class _Algorithm:
         if self.loss == "policy":
             row_loss, slope = formulas.policy_losses(self.problem, -row_loss, self.rows)
         row_loss, inverse = torch.where(counts, row_loss, 0.0), 1.0 / counts.sum().clamp(min=1)
-        factor = torch.where(counts, slope * inverse * self.scale, 0.0)
-        p = (formulas.product(logits.float(), self.scale) - m[:, None]).exp_().div_(s[:, None])
+        factor = torch.where(counts, slope * inverse * self.problem.scale, 0.0)
+        p = (formulas.product(logits.float(), self.problem.scale) - m[:, None]).exp_().div_(s[:, None])
         grad = _minus_one_hot(p, *self._local(logits, label)).mul_(factor[:, None])
         return row_loss.sum() * inverse, row_loss, grad.to(logits.dtype)
 
@@ -138,8 +137,8 @@ class _Algorithm:
         return x - t if self.weight_is_p else t - x
 
     def _scaled(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        t = target if self.from_labels else formulas.product(target.float(), self.target_scale)
-        return formulas.product(logits.float(), self.scale), t
+        t = target if self.from_labels else formulas.product(target.float(), self.problem.target_scale)
+        return formulas.product(logits.float(), self.problem.scale), t
 
 
 def prepare_gather(problem: EntropyLoss, shard: Shard) -> Step:

@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -50,7 +49,7 @@ def with_products(
     shard: Shard, loss: Tensor, row_loss: Tensor | None, entropy: Tensor | None, grad: Tensor | None = None
 ) -> Output:
     """Return losses and, from the gradient of the local logits, those of the hidden states and of the weight."""
-    grads = () if grad is None else (summed(grad @ shard.weight, shard), grad.t() @ shard.hidden)
+    grads = () if grad is None else (shard.reduce(grad @ shard.weight), grad.t() @ shard.hidden)
     return Output(loss, row_loss, entropy, *grads)
 
 
@@ -78,7 +77,7 @@ def differentiated(problem: LinearLoss, shard: Shard, losses_of: Callable[[Tenso
     """Return the losses of (hidden, weight) and, for training, the gradients of `objective`, summed over the ranks."""
     factors = shard.hidden, shard.weight
     losses, grads = formulas.differentiated(factors, losses_of, partial(objective, shard), trains=problem.trains)
-    return Output(*losses, *((summed(grads[0], shard), grads[1]) if grads else ()))
+    return Output(*losses, *((shard.reduce(grads[0]), grads[1]) if grads else ()))
 
 
 def objective(shard: Shard, loss: Tensor, logprob: Tensor | None, entropy: Tensor | None) -> Tensor:
@@ -88,13 +87,6 @@ def objective(shard: Shard, loss: Tensor, logprob: Tensor | None, entropy: Tenso
     of_logprob, of_entropy = shard.upstream
     total = (logprob * of_logprob).sum()
     return total if entropy is None else total + (entropy * of_entropy).sum()
-
-
-def summed(grad: Tensor, shard: Shard) -> Tensor:
-    if shard.group is not None:
-        grad = grad.contiguous()
-        dist.all_reduce(grad, group=shard.group)
-    return grad
 
 
 def bytes_of_gradient(problem: LinearLoss, shard: Shard) -> int:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
 from tpbench.kernels import TopK
 from tpbench.kernels.objective import Objective
@@ -24,7 +24,7 @@ class LossShard:
     vocab_start: int  # the first column of the logits that this rank holds
     vocab_stop: int  # the column after the last one
     vocab_size: int  # over all ranks
-    group: ProcessGroup | None  # the ranks that hold the vocabulary. None if one rank holds all of it
+    group: dist.ProcessGroup | None  # the ranks that hold the vocabulary. None if one rank holds all of it
     tp_rank: int
     tp_size: int
     device: torch.device
@@ -37,6 +37,13 @@ class LossShard:
     @property
     def columns(self) -> int:
         return self.vocab_stop - self.vocab_start
+
+    def reduce(self, values: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+        """Return the values of all ranks of the group, combined, maybe in place."""
+        if self.group is not None:
+            values = values.contiguous()
+            dist.all_reduce(values, op, group=self.group)
+        return values
 
 
 def place(problem: LossProblem, context: Context) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -32,6 +32,7 @@ class LossOracle(ABC):
     def __init__(self, problem: Any, shard: Any) -> None:
         """`shard`: that of either loss. Only labels and a top k are read of its target."""
         self.problem, self.shard, self.scale = problem, shard, problem.scale
+        self.reduce: Callable[..., Tensor] = shard.reduce
         # Rounded logits are wrong in proportion to their scale. Errors of fp32 have room for a scale of 4.
         self.steep: float = max(1.0, problem.largest_scale / (4 if problem.rounded_to == "float32" else 1))
         self.labels = labels = shard.target if problem.from_labels else None
@@ -212,14 +213,7 @@ class LossOracle(ABC):
         return scaled(slopes - shares), (scaled(slopes.abs()), scaled(shares.abs()))
 
     def sum(self, values: Tensor) -> Tensor:
-        return self.reduce(values, dist.ReduceOp.SUM)
-
-    def reduce(self, values: Tensor, op: dist.ReduceOp.RedOpType) -> Tensor:
-        """Return the values of all ranks, combined."""
-        if self.shard.group is not None:
-            values = values.contiguous()
-            dist.all_reduce(values, op, group=self.shard.group)
-        return values
+        return self.reduce(values)
 
 
 def set_policy_rows(problem: Any, shard: Any, oracle: type[LossOracle]) -> None:
