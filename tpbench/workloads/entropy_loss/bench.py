@@ -3,7 +3,6 @@
 from typing import ClassVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.measure.session import Context, Costs, Verdict
@@ -93,7 +92,7 @@ class Oracle(LossOracle):
 
     def _arithmetic(self, terms: Tensor) -> Tensor:
         """Return how far the arithmetic of a correct variant may move elements before they are rounded."""
-        largest = self.reduce(terms.amax(-1), dist.ReduceOp.MAX)[:, None]
+        largest = self.maximum(terms.amax(-1))[:, None]
         if self.problem.compute_dtype != "logits":
             # Against a top k, other columns may get the rounding errors of a sum over the k, times their p.
             bound = (terms + largest if self.problem.top_k else terms) * (ELEMENT_ARITHMETIC * self.steep)

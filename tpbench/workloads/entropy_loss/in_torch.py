@@ -27,7 +27,7 @@ def prepare_manual(problem: EntropyLoss, shard: Shard) -> Step:
         local = statistics(shard.logits, shard.target)
         exchanged = local[None]
         if shard.group is not None and problem.exchange == "all_reduce":
-            exchanged = _all_reduced(local, algorithm, shard.group)[None]
+            exchanged = _all_reduced(local, algorithm, shard)[None]
         elif shard.group is not None:
             exchanged = gather_rows(local, shard.group).view(shard.tp_size, *local.shape)
         return Output(*finish(shard.logits, shard.target, exchanged))
@@ -39,13 +39,10 @@ def _compiled(problem: EntropyLoss, function: Any) -> Any:
     return torch.compile(function, fullgraph=True, dynamic=False) if problem.compile else function
 
 
-def _all_reduced(local: Tensor, algorithm: "_Algorithm", group: dist.ProcessGroup) -> Tensor:
+def _all_reduced(local: Tensor, algorithm: "_Algorithm", shard: Shard) -> Tensor:
     """Return the statistics of the whole vocabulary, (width, tokens), by all-reduces of maxima, then of sums."""
-    maxima = local[: algorithm.maxima].clone()
-    dist.all_reduce(maxima, dist.ReduceOp.MAX, group=group)
-    sums = torch.stack(algorithm.relative_sums(local, maxima))
-    dist.all_reduce(sums, group=group)
-    return torch.cat((maxima, sums))
+    maxima = shard.reduce(local[: algorithm.maxima].clone(), dist.ReduceOp.MAX)
+    return torch.cat((maxima, shard.reduce(torch.stack(algorithm.relative_sums(local, maxima)))))
 
 
 def _minus_one_hot(p: Tensor, column: Tensor, held: Tensor) -> Tensor:

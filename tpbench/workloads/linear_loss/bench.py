@@ -8,7 +8,6 @@ from statistics import median
 from typing import Any, ClassVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.comm.collectives import gather_rows
@@ -124,7 +123,7 @@ class Oracle(LossOracle):
         spread, whole = self.sum(torch.stack(((moved * deviation).square().sum(1), shares.sum(1))))
         common = (spread.sqrt() / whole).nan_to_num_(0.0)
         if problem.is_policy:  # the error of a ratio counts in each column
-            common += self.reduce(deviation.amax(1), dist.ReduceOp.MAX)
+            common += self.maximum(deviation.amax(1))
         omitted = shares.where(shares < omits_below * self.scale * self.inverse_count, 0.0) if omits_below else None
         flips: Tensor | float = 0.0
         if self.signs is not None:  # of total variation: where rounding decides the sign, it moves the element by p
@@ -138,7 +137,7 @@ class Oracle(LossOracle):
         variance = (moved * deviation).square_().add_((grad * eps).square_().div_(12)).add_(underflow**2 / 4) + flips
         shared = (moved * common[:, None]).add_(underflow / 2) + of_sum
         if problem.top_k:  # other columns may get the rounding errors of a sum over the k, times their p
-            shared += arithmetic * self.reduce((slopes + shares).amax(1), dist.ReduceOp.MAX)[:, None]
+            shared += arithmetic * self.maximum((slopes + shares).amax(1))[:, None]
         return LogitNoise(variance, shared, omitted)
 
     def losses(self, log_p: Tensor, log_q: Tensor | None, rows: slice) -> tuple[Tensor, Tensor, Tensor]:

@@ -32,7 +32,8 @@ class LossOracle(ABC):
     def __init__(self, problem: Any, shard: Any) -> None:
         """`shard`: that of either loss. Only labels and a top k are read of its target."""
         self.problem, self.shard, self.scale = problem, shard, problem.scale
-        self.reduce: Callable[..., Tensor] = shard.reduce
+        self.sum: Callable[[Tensor], Tensor] = shard.reduce
+        self.maximum: Callable[[Tensor], Tensor] = functools.partial(shard.reduce, op=dist.ReduceOp.MAX)
         # Rounded logits are wrong in proportion to their scale. Errors of fp32 have room for a scale of 4.
         self.steep: float = max(1.0, problem.largest_scale / (4 if problem.rounded_to == "float32" else 1))
         self.labels = labels = shard.target if problem.from_labels else None
@@ -123,7 +124,7 @@ class LossOracle(ABC):
         """Return log(softmax(x)) over the whole vocabulary, (rows, local columns), of some rows' local columns."""
         # The maximum of a NaN is undefined in a reduction. An infinity in its place becomes a NaN again below.
         highest = x.amax(-1).nan_to_num_(nan=math.inf, posinf=math.inf, neginf=-math.inf)
-        highest = self.reduce(highest, dist.ReduceOp.MAX)[:, None]
+        highest = self.maximum(highest)[:, None]
         return x - highest - self.sum((x - highest).exp().sum(-1)).log()[:, None]
 
     def losses(self, log_p: Tensor, log_q: Tensor | None, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
@@ -176,7 +177,7 @@ class LossOracle(ABC):
         def scattered(values: Tensor) -> Tensor:
             return torch.zeros_like(log_p).scatter_add_(1, column, values.where(held, 0.0))
 
-        log_top = self.reduce(torch.where(held, log_p.gather(1, column), -math.inf), dist.ReduceOp.MAX)
+        log_top = self.maximum(torch.where(held, log_p.gather(1, column), -math.inf))
         if self.problem.loss == "reverse_kl":  # of the distributions over the k columns
             log_top = log_top.log_softmax(-1)
             slopes = weighted(log_top.exp(), log_top - log_q)
@@ -211,9 +212,6 @@ class LossOracle(ABC):
             return values.mul_(factor).masked_fill_(absent, 0.0)
 
         return scaled(slopes - shares), (scaled(slopes.abs()), scaled(shares.abs()))
-
-    def sum(self, values: Tensor) -> Tensor:
-        return self.reduce(values)
 
 
 def set_policy_rows(problem: Any, shard: Any, oracle: type[LossOracle]) -> None:
