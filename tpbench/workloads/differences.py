@@ -47,9 +47,8 @@ class Comparison:
         returns it. `dtype`: that of the limits, for the reason."""
         self.limits, self.gather, self.dtype = limits, gather, dtype
         self.columns = {name: output.column for name, output in outputs.items()}
-        malformed = {name: _malformed(name, *output[:3], device) for name, output in outputs.items()}
-        malformed = {name: text for name, text in malformed.items() if text}
-        self.malformed = _of_worst_rank(gather({name: Finding(math.inf, text) for name, text in malformed.items()}))
+        texts = {name: _malformed(name, *output[:3], device) for name, output in outputs.items()}
+        self.malformed = _of_worst_rank(gather({name: Finding(math.inf, text) for name, text in texts.items() if text}))
         self.errors = {column: torch.zeros((), dtype=torch.float64, device=device) for column in limits}
         for name in self.malformed:
             self.errors[self.columns[name]].fill_(math.inf)
