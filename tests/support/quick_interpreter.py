@@ -13,13 +13,15 @@ import math
 import sys
 from typing import Any
 
+import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
 
 _replace_language = interpreter._patch_lang
 _np_dtype_of = interpreter._get_np_dtype
 _equal_types = tl.core.dtype.__eq__
-_validate = tl.core.validate_block_shape
+_numel = functools.cache(tl.core.validate_block_shape)
+_convert_float = interpreter._convert_float
 
 
 def _replace_language_once(function: Any) -> Any:
@@ -68,9 +70,6 @@ def _make_tensor(self: Any, handle: Any, of: Any) -> None:
     self.shape, self.numel = _shape_of_tensor(of.shape if of.is_block() else ())
 
 
-_numel = functools.cache(_validate)
-
-
 def _make_block_type(self: Any, element_ty: Any, shape: Any) -> None:
     plain = type(shape) is tuple and all(type(size) is int for size in shape)
     self.element_ty, self.shape = element_ty, shape if plain else tuple(tl.core._unwrap_shape(shape))
@@ -85,6 +84,12 @@ def _make_tuple(self: Any, values: Any, type: Any = None) -> None:
         self.type = type if isinstance(type, tl.core.tuple_type) else tl.core.tuple_type(type)
 
 
+def _convert(values: Any, before: Any, after: Any, rounding: Any) -> Any:
+    if before == tl.bfloat16 and after == tl.float32:
+        return values.astype(np.uint32) << 16
+    return _convert_float(values, before, after, rounding)
+
+
 def _equal(self: Any, other: Any) -> bool:
     return self is other or _equal_types(self, other)
 
@@ -94,6 +99,7 @@ builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
 interpreter._patch_lang = _replace_language_once
 interpreter._patch_builtin = _replace_builtins
 interpreter._get_np_dtype = _np_dtype
+interpreter._convert_float = _convert
 tl.core.tensor.__init__ = _make_tensor
 tl.core.block_type.__init__ = _make_block_type
 tl.core.block_type.name = property(lambda self: f"<{self.shape}, {self.element_ty}>")

@@ -1,4 +1,4 @@
-"""The tiling of the one-pass kernels."""
+"""The tiling of the one-pass kernels, and the choice of block caps."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.fake_gpu import H200
 from tpbench.kernels import COMPARING_LOSSES
+from tpbench.kernels.block_caps import measured_cap, measured_caps
 from tpbench.kernels.one_pass.tiling import MAX_WORDS, RESERVED_BYTES, Machine, Tiling, tiling
 from tpbench.workloads.entropy_loss.cost_model import LossSize, parts_of_row
 
@@ -92,3 +93,13 @@ def test_the_cost_model_knows_how_many_parts_are_sent(loss: str) -> None:
         share = vocab // ranks
         plan = tiling(4096, share, share, ranks, 2, loss, "auto", True, H200)
         assert isinstance(plan, Tiling) and parts_of_row(LossSize(4096, vocab, ranks, loss)) == plan.SLOTS
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl"])
+@pytest.mark.parametrize("algorithm", ["two_reads", "two_kernels", "one_read"])
+def test_auto_is_the_narrowest_measured_width_that_fits(algorithm: str, loss: str) -> None:
+    caps = {int(columns): cap for columns, cap in measured_caps()[algorithm][loss].items()}
+    for columns, cap in caps.items():
+        assert measured_cap(algorithm, loss, columns) == measured_cap(algorithm, loss, columns - 1) == cap
+    assert measured_cap(algorithm, loss, 1) == caps[min(caps)]
+    assert measured_cap(algorithm, loss, 10**7) == caps[max(caps)]
