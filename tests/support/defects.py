@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 FIRST_SEED = int(os.environ.get("CAMPAIGN_SEED", "0"))
-SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("CAMPAIGN_DEFECT_SEEDS", "5")))
+SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("CAMPAIGN_DEFECT_SEEDS", "4")))
 """Seeds of each problem. `scripts/campaign --defects N --seed FIRST` sets them."""
-IS_CAMPAIGN = len(SEEDS) > 5
+IS_CAMPAIGN = len(SEEDS) > 4
 LARGE_SEEDS = SEEDS if torch.cuda.is_available() else SEEDS[::20]
 """Seeds of problems with real numbers of columns, which take long on CPUs."""
 

@@ -196,7 +196,7 @@ def test_edges_of_losses_that_compare_softmaxes(options: dict[str, Any], device:
 
 def _cases(world_size: int) -> list[tuple[Tensor, Any, dict[str, Any]]]:
     cases: list[tuple[Tensor, Any, dict[str, Any]]] = []
-    for dtype in DTYPES if world_size == 2 else DTYPES[:1]:
+    for dtype in DTYPES[::2] if world_size == 2 else DTYPES[:1]:
         logits, target = make("jsd", dtype=dtype, vocab=101)
         cases += [(logits, target, {**loss, "block_cap": 16}) for loss in ({**JSD, "beta": 0.3}, TOTAL_VARIATION)]
         for loss, tail in itertools.product(LOSSES, TAILS):

@@ -45,7 +45,6 @@ CASES: list[tuple[int, str, int, dict[str, Any]]] = [
     *((2, name, 2, {"train_loss": "tpbench_linear", "tied": True, "vocab": 97}) for name in SHARDED),
     *((2, name, 1, {"train_loss": "tpbench_linear", **BOTH}) for name in ALONE),
     (4, "fsdp_dtensor", 2, {"train_loss": "tpbench_linear", **EAGER, **BOTH}),
-    (4, "autotp", 2, {"train_loss": "tpbench_linear"}),
     # Other architectures, by their own plans.
     *((2, name, 2, each) for name in SHARDED for each in ARCHITECTURES),
     (2, "fsdp_dtensor", 2, {"architecture": "olmo"}),  # norms without weights
