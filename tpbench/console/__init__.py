@@ -56,14 +56,16 @@ def information(arguments: Sequence[str]) -> int | None:
         code = _run(arguments)
         sys.stdout.flush()
         return code
-    except (JobError, OSError) as error:
-        is_output = isinstance(error, OSError) and error.filename is None
-        if is_output:
+    except JobError as error:
+        print(f"tpbench: {error}", file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        if error.filename is None:  # the output
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the exit would flush, and fail again
             if isinstance(error, BrokenPipeError):  # `| head` has read enough
                 return 0
         print(f"tpbench: {explained(error)}", file=sys.stderr)
-        return 1 if is_output else JobError.exit_code
+        return 1 if error.filename is None else JobError.exit_code
 
 
 def _run(arguments: Sequence[str]) -> int | None:
