@@ -135,8 +135,9 @@ def linear_entropy_loss(
 
     A row that does not count contributes nothing, even if its hidden states are not finite.
 
-    A function of log-probabilities of labels alone is called after the one kernel that reads the logits. Its factors
-    scale hidden states and their gradient, which rounds both once more. In fp16, or if a bias learns, two kernels run.
+    A function of log-probabilities of labels alone is called after the kernel that stores their gradient. Its factors
+    scale hidden states and their gradient, which rounds both once more. In fp16, or if a bias learns, it is called
+    between two kernels.
 
     Raises:
         TypeError, ValueError: an argument is invalid. The message names the argument and what is valid.
@@ -190,8 +191,8 @@ def linear_entropy_loss(
     of_row = replace(of_row, grad_scale=grad_scale * stored_scale)
 
     # The gradient of a function of log-probabilities alone is that of the log-probability times a factor of the row. So
-    # the logits are read once, before the function is called, and the factors scale the hidden states of the products
-    # and their gradient. In fp16 these could be too small.
+    # it is stored before the function is called. The factors then scale the hidden states of the products and their
+    # gradient. In fp16 these could be too small.
     is_alone = objective is not None and {*DIFFERENTIATED} & {*objective.objective.computed} == {"logprobs"}
     has_factors = entropy_grad is None and bias_sum is None and weight.dtype != torch.float16
     run_after = is_alone and has_factors and len(inputs) > 0
@@ -219,8 +220,8 @@ def linear_entropy_loss(
             ignored = of_row.ignored(of_target, of_chunk.inputs.row_weight)
             if ignored is not None:  # 0 * inf is NaN
                 hidden_chunk = hidden_chunk.masked_fill(ignored[:, None], 0.0)
-            if factors is not None:
-                hidden_chunk = hidden_chunk.mul_(factors[:, None])
+            if factors is not None:  # rows have labels, so the hidden states are a copy by now
+                hidden_chunk.mul_(factors[:, None])
             beta = float(weight_grad is not None or index > 0)
             product(grad_chunk.t(), hidden_chunk, grad_weight, 1.0 / stored_scale, beta)
         if bias_sum is not None and grad_chunk is not None:
@@ -253,7 +254,7 @@ def _run_after(loss: RowLoss, logits: Tensor, target: Any, rows: Rows, scale: fl
     how = launch_rows(loss, logits, target, Rows(rows.outputs, inputs, rows.grad))
     factor = scale * rows.mean if rows.inverse_count is None else rows.inverse_count * (scale * rows.mean)
     factors = objective.run(rows.outputs, rows.inputs, factor, True, None)[0].row_grad
-    return how, factors.masked_fill(objective.ignored, 0.0)  # where the function may have returned NaN
+    return how, factors.masked_fill(objective.ignored, 0.0)  # a function may return NaN in ignored rows
 
 
 def _of_chunk(rows: Rows, chunks: Chunks, index: int, grad: Tensor | None) -> Rows:

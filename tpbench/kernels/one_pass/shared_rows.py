@@ -14,10 +14,10 @@ Measured on an H200, 4096 rows in bf16:
 - jsd: 0.745, 1.514 and 1.951 ms at 65536, 131072 and 151936 columns, where reverse_kl takes 0.415, 0.888 and 1.034.
   It took 0.989, 2.036 and 2.533 with five exponentials a column, but selects and guards against 0 times infinity:
   predicates are few. Total variation takes 0.656, 1.329 and 1.707, and three kernels 2.229 and 2.623.
-- a top k of 64: 0.647 and 0.725 ms at 131072 and 151936 columns (labels 0.580 and 0.663). It took 0.699 and 1.050.
+- a top k of 64: 0.647 and 0.725 ms at 131072 and 151936 columns, 0.699 and 1.050 before. Labels take 0.580 and 0.663.
 - Losses of two logits are slower here, as no tile stays in registers: 0.968 ms, not 0.860, at 128256 columns.
-- Options at 151936 columns (labels 0.652 ms): a bonus took 0.869, mostly for comparisons with 0. Without them it takes
-  0.717, with three programs 0.667. Smoothing takes 0.660, before 0.686. Both took 0.987, and take 0.716 with an early
+- Options at 151936 columns, where labels take 0.652 ms. A bonus took 0.869, mostly for comparisons with 0, then 0.717,
+  and takes 0.667 with three programs. Smoothing took 0.686, now 0.660. Both took 0.987, now 0.716 with an early
   gradient.
 - A softcap takes 1.052, 1.6 times labels. Its 4.6 exponentials and reciprocals a column keep their unit busy for 70% of
   the time (81% in a whole row); for 17% warps wait for code, a loop of 90 KiB. One reciprocal for eight columns takes

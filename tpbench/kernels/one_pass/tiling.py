@@ -139,7 +139,7 @@ def _shape(
         return Shape("whole_row", padded // 8, padded // 8, padded, 16, 1)
     # Labels need few instructions: memory would wait for the exchange, unless the words have a whole row's time. Two
     # programs, or three for an option, have few warps each, whose registers hold the numbers of more columns at once.
-    # Shards of 16384 columns and less are faster if a tile has several of their rows.
+    # Shards of 16384 columns and less are faster if a tile has several of their rows. No row of a top k is whole.
     three = world_size == 1 and options == 1 and column_bytes == 2
     block = min(full // 4 if three else full // 2, cap)  # a smaller one would need many tiles
     halves = bytes_of_tiles(2 + three) // (block * column_bytes)  # of two places each
