@@ -56,9 +56,7 @@ def _of_ranks(rank: Rank, block: str) -> dict[str, Any]:
     leaves = [names[name].requires_grad_() for name in ("hidden", "head")]
     names |= {"torch": torch, "group": rank.group, "start": own.start, "vocab": VOCAB, "lengths": LENGTHS, "longest": 6}
     names["count"] = names["mask"].sum()
-    lines = block.replace(
-        "vocab_size=vocab", f"vocab_size=vocab, exchange='nccl', workspace_gib={CHUNK * -(-VOCAB // rank.world_size)}"
-    )
+    lines = block.replace("vocab_size=vocab", f"vocab_size=vocab, workspace_gib={CHUNK * -(-VOCAB // rank.world_size)}")
     exec("from tpbench.kernels import LinearEntropyLoss\n" + lines, names)
     names["loss"].backward()
     return {
@@ -142,7 +140,6 @@ def _call(rank: Rank, sharded: bool) -> list[Tensor]:
         hidden[own] if sharded else hidden, head[columns], labels, loss=_squares, group=rank.group,
         vocab_start=columns.start, vocab_size=VOCAB, hidden_sharded=sharded, sequence_lengths=LENGTHS,
         row_inputs={"power": torch.linspace(0, 1, ROWS, device=rank.device)}, workspace_gib=CHUNK * VOCAB / 2,
-        exchange="nccl",
     )  # fmt: skip
     assert result.grad_hidden is not None and result.grad_weight is not None and result.metrics is not None
     return [

@@ -136,8 +136,8 @@ def linear_entropy_loss(
     A row that does not count contributes nothing, even if its hidden states are not finite.
 
     A function of log-probabilities of labels alone is called after the kernel that stores their gradient. Its factors
-    scale hidden states and their gradient, which rounds both once more. In fp16, or if a bias learns, it is called
-    between two kernels.
+    scale hidden states and their gradient, which rounds both once more. In fp16, with temperatures of rows, with
+    exchange="nccl" or if a bias learns, it is called between two kernels.
 
     Raises:
         TypeError, ValueError: an argument is invalid. The message names the argument and what is valid.
@@ -192,10 +192,11 @@ def linear_entropy_loss(
 
     # The gradient of a function of log-probabilities alone is that of the log-probability times a factor of the row. So
     # it is stored before the function is called. The factors then scale the hidden states of the products and their
-    # gradient. In fp16 these could be too small.
+    # gradient. In fp16 these could be too small. Where a row is read by two kernels, nothing would be gained.
     is_alone = objective is not None and {*DIFFERENTIATED} & {*objective.objective.computed} == {"logprobs"}
     has_factors = entropy_grad is None and bias_sum is None and weight.dtype != torch.float16
-    run_after = is_alone and has_factors and len(inputs) > 0
+    one_read = exchange != "nccl" and numbers.row_temperature is None
+    run_after = is_alone and has_factors and one_read and len(inputs) > 0
     of_logprobs = replace(of_row, objective=None, algorithm="auto", grad_scale=1.0) if run_after else None
 
     how: LaunchRecord | None = None
@@ -249,9 +250,8 @@ def _run_after(loss: RowLoss, logits: Tensor, target: Any, rows: Rows, scale: fl
     loss: the log-probability. scale: of the gradients. factors: (rows,) fp32.
     """
     objective: Any = rows.objective
-    inputs = RowInputs(row_temperature=rows.inputs.row_temperature)
     target = target.masked_fill(objective.ignored, -1)
-    how = launch_rows(loss, logits, target, Rows(rows.outputs, inputs, rows.grad))
+    how = launch_rows(loss, logits, target, Rows(rows.outputs, RowInputs(), rows.grad))
     factor = scale * rows.mean if rows.inverse_count is None else rows.inverse_count * (scale * rows.mean)
     factors = objective.run(rows.outputs, rows.inputs, factor, True, None)[0].row_grad
     return how, factors.masked_fill(objective.ignored, 0.0)  # a function may return NaN in ignored rows
