@@ -2,6 +2,7 @@
 
     tests/peers/run trl --collect-only -q                # makes the code's environment; or transformers, megatron
     .venv-peers/trl/bin/python -m tests.peers.steps trl
+    .venv-peers/megatron/bin/torchrun --nproc-per-node=2 -m tests.peers.steps megatron  # sharded over two ranks
 
 The script prints a table. On a GPU the model has the sizes of Qwen3-0.6B and random weights. A step is forward,
 backward and torch's fused AdamW, with 4 x 2048 tokens in bf16. On a CPU the model is tiny, and the times aren't
@@ -11,6 +12,7 @@ measurements. The run of transformers has Liger's loss, too, if liger-kernel is 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import tempfile
 import time
@@ -26,7 +28,8 @@ from tests.peers.compared import tiny_tokenizer
 from tpbench.packages import installed
 
 GPU = torch.cuda.is_available()
-DEVICE, DTYPE = ("cuda", torch.bfloat16) if GPU else ("cpu", torch.float32)
+RANK, RANKS = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+DEVICE, DTYPE = (f"cuda:{RANK}", torch.bfloat16) if GPU else ("cpu", torch.float32)
 TURNS, STEPS = 4, 5
 LAYERS, HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM = (28, 1024, 3072, 16, 8, 128) if GPU else (2, 32, 64, 4, 2, 8)
 VOCAB, BATCH, LENGTH = (151936, 4, 2048) if GPU else (96, 2, 16)
@@ -115,11 +118,11 @@ def megatron() -> tuple[nn.Module, Losses]:
 
     from tpbench.integrations.megatron import output_processor, patched
 
-    torch.distributed.init_process_group(
-        "nccl" if GPU else "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
-    )
-    parallel_state.initialize_model_parallel()
+    store = torch.distributed.HashStore() if RANKS == 1 else None  # torchrun has one for several ranks
+    torch.distributed.init_process_group("nccl" if GPU else "gloo", store=store, rank=RANK, world_size=RANKS)
+    parallel_state.initialize_model_parallel(RANKS)
     if GPU:
+        torch.cuda.set_device(RANK)
         random.model_parallel_cuda_manual_seed(0)
     else:  # Megatron asks for the current GPU
         torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
@@ -127,7 +130,8 @@ def megatron() -> tuple[nn.Module, Losses]:
         num_layers=LAYERS, hidden_size=HIDDEN, ffn_hidden_size=FFN, num_attention_heads=HEADS,
         num_query_groups=KV_HEADS, kv_channels=HEAD_DIM, gated_linear_unit=True, activation_func=nn.functional.silu,
         normalization="RMSNorm", add_bias_linear=False, attention_dropout=0.0, hidden_dropout=0.0, qk_layernorm=True,
-        use_cpu_initialization=not GPU, params_dtype=DTYPE, bf16=GPU, cross_entropy_fusion_impl="native",
+        tensor_model_parallel_size=RANKS, use_cpu_initialization=not GPU, params_dtype=DTYPE, bf16=GPU,
+        cross_entropy_fusion_impl="native",
     )  # fmt: skip
     layer = get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm")
     layer.submodules.self_attention.submodules.core_attention = Attention
@@ -180,6 +184,8 @@ def main(code: str) -> None:
             with replaced():
                 measured = turn(loss, adam)
             turns[name] += [measured] if number >= 0 else []
+    if RANK:
+        return
     print(f"| loss | step, median of {TURNS} turns (least to largest) | peak memory |\n| :--- | ---: | ---: |")
     for name, measured_turns in turns.items():
         times, peaks = zip(*measured_turns, strict=True)
