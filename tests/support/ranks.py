@@ -36,7 +36,8 @@ than the time for an answer."""
 GRACE_S = 5.0
 """Seconds in which the other ranks may answer after one failed. They may wait for it in a collective."""
 
-PRELOAD = ["torch", "torch.distributed", "numpy", "pytest", "tests.support.quick_interpreter"]
+PRELOAD = ["torch", "torch.distributed", "numpy", "pytest"]
+PRELOAD += [] if torch.cuda.is_available() else ["tests.support.quick_interpreter"]
 """Modules that are imported once, before ranks are forked. A folder's conftest.py may add the modules of its tests."""
 
 _pools: dict[int, _Pool] = {}
