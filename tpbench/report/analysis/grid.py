@@ -44,7 +44,7 @@ def problem_fields(workload: Workload | None) -> dict[str, Any]:
 
 def problem_identity(workload: Workload | None) -> dict[str, Any]:
     """Return the fields that identify a problem, with their defaults. Equal problems must show equal losses."""
-    options = workload.option_defaults if workload else {}
+    options = workload.option_defaults.keys() - workload.pivot.sections if workload else ()
     return {name: default for name, default in problem_fields(workload).items() if name not in options} | {"dp_size": 1}
 
 
@@ -131,15 +131,14 @@ def form_of(workload: Workload | None) -> str:
 
 def _grid(rows: list[Record], workload: Workload | None) -> RecordGrid:
     facts, keys = _split(rows, workload)
-    all_fresh = all(record["fresh"] for record in rows)  # such as those of a user's own operation
-    if all_fresh:
+    if all(record["fresh"] for record in rows):  # such as those of a user's own operation
         facts["fresh"] = value_text(True)
     lines: dict[Key, dict[Key, Record]] = defaultdict(dict)
     names: dict[Key, str] = {}
     # The first record of a place stays: the newest measurement, or without any the newest row.
     newest_first = sorted(rows, key=lambda row: (row["finished_at"] is not None, row["finished_at"] or 0), reverse=True)
     for record in sorted(newest_first, key=row_values.is_measurement, reverse=True):
-        options = [option for option in chosen_options(record, workload) if not (all_fresh and option[0] == "fresh")]
+        options = [option for option in chosen_options(record, workload) if option[0] not in facts]
         column = (record["variant"], *options)
         names[column] = " ".join([value_text(record["variant"]), *(named(*option) for option in options)])
         record.key, record.column = tuple(record[name] for name in keys), names[column]

@@ -104,7 +104,7 @@ WORKLOAD = LinearLossWorkload(
         Column("chunks", int, "chunks of rows (linear_tp)", by_variant=True, **_STUDIED),
         Column("chunk_rows", int, "rows of a chunk (linear_tp)", by_variant=True, **_STUDIED),
     ),
-    pivot=Pivot(rows=("hidden", "vocab", "tp_size", "tokens"), sections=("loss", "mode", "dtype")),
+    pivot=Pivot(rows=("hidden", "vocab", "tp_size", "tokens"), sections=("loss", "objective", "mode", "dtype")),
     studies={
         "linear": Study(
             "how far is the loss from its matrix products, and how much memory does it need?",
