@@ -85,7 +85,7 @@ def _hydra_message(error: HydraException) -> str:
     """Return an error of Hydra's for the user, with the valid names if a choice or an option does not exist."""
     if isinstance(error, MissingConfigException):
         if name := re.match(r"(?:hydra/)?(\w+)/(.*)", str(error.missing_cfg_file)):
-            return unknown_choice(name[1], name[2], set(error.options or ()) - {"basic"})
+            return unknown_choice(name[1], name[2], set(error.options or ()) - {"all", "basic"})
     if match := re.search(r"Could not override 'hydra\.launcher\.(\w+)", str(error)):
         valid = SlurmSettings.__dataclass_fields__.keys()
         needed = f"hydra.launcher.{match[1]} needs hydra/launcher=torchrun_slurm"

@@ -1,7 +1,5 @@
 """Defects of a right output on the last rank, which an oracle must find."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import Any
@@ -10,9 +8,9 @@ import torch
 from torch import Tensor
 
 FIRST_SEED = int(os.environ.get("CAMPAIGN_SEED", "0"))
-SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("CAMPAIGN_DEFECT_SEEDS", "4")))
+SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("CAMPAIGN_DEFECT_SEEDS", "3")))
 """Seeds of each problem. `scripts/campaign --defects N --seed FIRST` sets them."""
-IS_CAMPAIGN = len(SEEDS) > 4
+IS_CAMPAIGN = len(SEEDS) > 3
 LARGE_SEEDS = SEEDS if torch.cuda.is_available() else SEEDS[::20]
 """Seeds of problems with real numbers of columns, which take long on CPUs."""
 

@@ -3,7 +3,8 @@
 At a call of a kernel the interpreter looks for the builtin functions among all members of Triton's language, and
 replaces them until the call ends. It does the same at each call of a function within the kernel, where they are
 replaced already. Here it looks once, and replaces them once for each kernel. Shapes of tensors are made once, types of
-tuples when they are asked for, and sums of integers are not checked for overflow. Tests of kernels take half the time.
+tuples when they are asked for, tensors of one shape are not broadcast to it, and sums of integers are not checked for
+overflow. Tests of kernels take half the time.
 """
 
 import dataclasses
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import triton.language as tl
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
 _replace_language = interpreter._patch_lang
@@ -22,6 +24,7 @@ _np_dtype_of = interpreter._get_np_dtype
 _equal_types = tl.core.dtype.__eq__
 _numel = functools.cache(tl.core.validate_block_shape)
 _convert_float = interpreter._convert_float
+_broadcast = TritonSemantic.broadcast_impl_value
 
 
 def _replace_language_once(function: Any) -> Any:
@@ -90,6 +93,11 @@ def _convert(values: Any, before: Any, after: Any, rounding: Any) -> Any:
     return _convert_float(values, before, after, rounding)
 
 
+def _broadcast_others(self: Any, left: Any, right: Any) -> tuple[Any, Any]:
+    same = left.type.is_block() and right.type.is_block() and left.type.shape == right.type.shape
+    return (left, right) if same else _broadcast(self, left, right)
+
+
 def _equal(self: Any, other: Any) -> bool:
     return self is other or _equal_types(self, other)
 
@@ -100,6 +108,7 @@ interpreter._patch_lang = _replace_language_once
 interpreter._patch_builtin = _replace_builtins
 interpreter._get_np_dtype = _np_dtype
 interpreter._convert_float = _convert
+TritonSemantic.broadcast_impl_value = _broadcast_others
 tl.core.tensor.__init__ = _make_tensor
 tl.core.block_type.__init__ = _make_block_type
 tl.core.block_type.name = property(lambda self: f"<{self.shape}, {self.element_ty}>")

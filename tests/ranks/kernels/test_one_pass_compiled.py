@@ -1,7 +1,5 @@
 """The kernels compiled for a GPU, which needs none. The interpreter cannot run those in Gluon."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor

@@ -1,7 +1,5 @@
 """Symmetric memory never uses NVLink multicast."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

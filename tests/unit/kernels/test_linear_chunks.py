@@ -1,7 +1,5 @@
 """Chunks of rows: within the workspace, equal, complete, and never an error."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

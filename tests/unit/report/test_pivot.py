@@ -165,6 +165,8 @@ def test_equal_problems_must_agree(add, frame):
     assert f"{farthest}; a share of 0.02 is allowed. Measure both again" in warning
     for variant, loss in (("triton_tp", 10.5), ("pytorch_gather", 10.6)):  # float32 must agree better
         add(variant, 1.0, loss_value=loss, dtype="float32")
+    for name, loss in (("ppo", 0.5), ("cispo", -6.5)):  # functions of one file are losses of their own
+        add("linear_tp", 1.0, workload="linear_loss", loss="logprob", objective=f"my.py:{name}", loss_value=loss)
     assert len(pivot(frame()).warnings) == 2
 
 

@@ -1,7 +1,5 @@
 """Planted defects of one rank's gradient are found at real numbers of columns, and right variants are never wrong."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

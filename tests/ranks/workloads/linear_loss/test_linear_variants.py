@@ -3,8 +3,6 @@
 With GPUs there are as many ranks as GPUs, and at most those that a test names.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any

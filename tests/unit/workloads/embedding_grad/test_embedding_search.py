@@ -1,7 +1,5 @@
 """The buffers through which rows of a search on the CPU go to the GPU."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest import mock
 

@@ -1,7 +1,5 @@
 """Problems that other projects' entropy losses cannot do."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

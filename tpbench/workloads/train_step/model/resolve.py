@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import importlib
 import json
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from tpbench.workloads.train_step.problem import ARCHITECTURE, TrainStep
 
 KNOWN_ARCHITECTURES = ("llama", "qwen2", "qwen3")
 """Architectures whose sizes need no check by the transformers package, whose import takes seconds."""
+_ANSWERS = "tpbench.workloads.train_step.answers"
 _SAVING_KEYS = ("transformers_version", "_name_or_path", "torch_dtype", "dtype")
 """Keys that describe how the file was saved. They are not part of the model: the problem sets the trained dtype."""
 
@@ -49,7 +51,12 @@ def resolve(problem: TrainStep, chosen: frozenset[str] = frozenset()) -> TrainSt
 
 
 def ask(question: str, problem: TrainStep) -> Any:
-    """Return the answer of `train_step.answers`, a process with torch and transformers. Raises its JobError."""
+    """Return the answer of `train_step.answers`, a process with torch and transformers. Raises its JobError.
+
+    If this process has imported transformers, as a notebook may, it answers itself.
+    """
+    if "transformers.modeling_utils" in sys.modules:
+        return getattr(importlib.import_module(_ANSWERS), question)(problem)
     requests, answers = _answering_process()
     requests.write(json.dumps([question, asdict(problem)]) + "\n")
     requests.flush()
@@ -64,7 +71,7 @@ def ask(question: str, problem: TrainStep) -> Any:
 @functools.cache
 def _answering_process() -> tuple[IO[str], IO[str]]:
     """Start the process once, and return its input and output. It ends when its input does, with this process."""
-    command = [sys.executable, "-m", "tpbench.workloads.train_step.answers"]
+    command = [sys.executable, "-m", _ANSWERS]
     # A session of its own, so that Ctrl-C ends this process first.
     pipes = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
     return cast("IO[str]", pipes.stdin), cast("IO[str]", pipes.stdout)
