@@ -190,9 +190,9 @@ def linear_entropy_loss(
     stored_scale = 1.0 if not inputs or row_grad is not None else of_row.stored_scale(n_rows, weight.dtype)
     of_row = replace(of_row, grad_scale=grad_scale * stored_scale)
 
-    # The gradient of a function of log-probabilities alone is that of the log-probability times a factor of the row. So
-    # it is stored before the function is called. The factors then scale the hidden states of the products and their
-    # gradient. In fp16 these could be too small. Where a row is read by two kernels, nothing would be gained.
+    # A function of log-probabilities alone has the gradient of the log-probability, times a factor for each row. The
+    # kernel stores the gradient of the log-probability. The factors then scale the hidden states of the products and
+    # their gradient. In fp16 these could be too small. Where two kernels run anyway, nothing is gained.
     is_alone = objective is not None and {*DIFFERENTIATED} & {*objective.objective.computed} == {"logprobs"}
     has_factors = entropy_grad is None and bias_sum is None and weight.dtype != torch.float16
     one_read = exchange != "nccl" and numbers.row_temperature is None

@@ -14,7 +14,7 @@ Measured on an H200, 4096 rows in bf16:
 - jsd: 0.745, 1.514 and 1.951 ms at 65536, 131072 and 151936 columns, where reverse_kl takes 0.415, 0.888 and 1.034.
   It took 0.989, 2.036 and 2.533 with five exponentials a column, but selects and guards against 0 times infinity:
   predicates are few. Total variation takes 0.656, 1.329 and 1.707, and three kernels 2.229 and 2.623.
-  Other tiles of jsd at 131072: eight warps 1.751 ms, half the columns with three or four programs 1.530 to 1.600.
+  At 131072 columns jsd takes 1.751 with eight warps, and 1.530 to 1.600 with half of a tile and three or four programs.
 - a top k of 64: 0.647 and 0.725 ms at 131072 and 151936 columns, 0.699 and 1.050 before. Labels take 0.580 and 0.663.
 - Losses of two logits are slower here, as no tile stays in registers: 0.968 ms, not 0.860, at 128256 columns.
 - Options at 151936 columns, where labels take 0.652 ms. A bonus took 0.869, mostly for comparisons with 0, then 0.717,
