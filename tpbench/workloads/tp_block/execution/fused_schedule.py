@@ -1,9 +1,9 @@
 """The step from a row-parallel to the next column-parallel linear as one kernel, through the memory of peers.
 
 The first product is written to symmetric memory. Behind a barrier on the stream, one kernel sums, normalises and
-gathers (`tpbench.kernels.junction`), and behind a second barrier the next product reads the result where it lies. The
-backward pass is the mirror, beside the product for the gradient of the column-parallel weight. The first gather and the
-last scatter of a block or a stack are copies to peers, and a sum of what they hold.
+gathers (`junction`), and behind a second barrier the next product reads the result where it lies. The backward pass is
+the mirror, beside the product for the gradient of the column-parallel weight. The first gather and the last scatter of
+a block or a stack are copies to peers, and a sum of what they hold.
 
 Buffers alternate by name. A rank writes to one again after a barrier of the use in between, which a peer reaches only
 when it has read the buffer. Rows for peers in a junction are written behind a barrier of the same junction.
@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from tpbench.comm.parallel_linears import Pending
-from tpbench.kernels.junction import join_rows
 from tpbench.workloads.tp_block.execution.copy_engine import CopyEngineSchedule
+from tpbench.workloads.tp_block.execution.junction import join_rows
 
 
 class FusedSchedule(CopyEngineSchedule):

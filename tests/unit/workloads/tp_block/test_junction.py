@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tpbench.kernels.junction import join_rows
+from tpbench.workloads.tp_block.execution.junction import join_rows
 
 EPS = 1e-5
 ROWS = 3
