@@ -12,19 +12,16 @@ import triton
 import triton.language as tl
 
 from tpbench.kernels.row_terms import load_inputs, numbers_of, reference, row_terms, softmax_of_rows, store_rows, weigh
-from tpbench.kernels.two_pass.state import (
+from tpbench.kernels.two_pass.blocks import (
     block_columns,
-    gathered_state,
     label_counts,
     load_block,
-    load_teacher,
     round_to,
     rows_of_program,
     scaled,
     scales_of_rows,
-    shard_state,
-    top_columns,
 )
+from tpbench.kernels.two_pass.state import gathered_state, load_teacher, shard_state, top_columns
 
 
 @triton.jit

@@ -20,7 +20,7 @@ from tpbench.kernels.kernel_arguments import RowInputs, RowOutputs, Shard, Strid
 from tpbench.kernels.row_loss import KernelTarget, LaunchRecord, RowLoss, Rows, labels_of
 from tpbench.kernels.row_terms import numbers_in_state
 from tpbench.kernels.two_pass import kernels
-from tpbench.kernels.two_pass.state import TwoPassSpec
+from tpbench.kernels.two_pass.blocks import TwoPassSpec
 
 _INTERPRETED_TILE = 2**20
 """Elements of a tile in the interpreter, the most that Triton allows: the cost is per operation, not per element."""
@@ -60,8 +60,15 @@ class Plan:
         shard = Shard(vocabulary.valid, vocabulary.start, vocabulary.size, loss.ignore_index)
         scales = loss.scales(rows.mean if rows.objective is None else 1.0)
         constants = loss.constants(rows.outputs.entropy is not None)
+        # Threads have states of their own. Half of the warps make half as many of them.
+        of_states = options
+        if self.algorithm == "two_kernels":
+            of_states = {name: max(4, warps // 2) for name, warps in options.items()}
+        threads = 32 * of_states.get("num_warps", 0)
+        vector = 16 // logits.element_size() if threads and form(logits).aligned else 1
         spec = TwoPassSpec(
-            **constants, ROWS=tile_rows, BLOCK=self.block,
+            **constants, ROWS=tile_rows, BLOCK=self.block, VECTOR=vector,
+            LANES=max(1, min(threads, self.block // vector)),
             WIDE=is_wide(columns, self.block, logits.stride(), of_target, of_grad),
             TEMPERATURES=rows.inputs.row_temperature is not None,
         )  # fmt: skip
@@ -70,7 +77,8 @@ class Plan:
         def bound(kernel: Any, *integers: Any, **constants: Any) -> Callable[..., Any]:
             return cached_launch(kernel, **constants, **options).bound(-(-n_rows // tile_rows), integers, scales)
 
-        self.states = bound(kernels.statistics_kernel, n_rows, strides, shard, SPEC=spec)
+        states = cached_launch(kernels.statistics_kernel, SPEC=spec, **of_states)
+        self.states = states.bound(-(-n_rows // tile_rows), (n_rows, strides, shard), scales)
         if loss.loss in COMPARING_LOSSES:
             self.mixture = bound(kernels.mixture_kernel, n_rows, ranks, strides, shard, WIDTH=self.width, SPEC=spec)
         self.gradient = bound(

@@ -26,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tpbench.kernels.cached_launch import INTERPRETED, cached_launch
-from tpbench.kernels.two_pass.state import round_to
+from tpbench.kernels.two_pass.blocks import round_to
 
 # The interpreter's time depends on the number of programs, not of elements.
 PUSH_BLOCKS = (512, 512) if INTERPRETED else (16, 256)

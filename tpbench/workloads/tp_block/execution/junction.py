@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tpbench.kernels.cached_launch import cached_launch
-from tpbench.kernels.two_pass.state import round_to
+from tpbench.kernels.two_pass.blocks import round_to
 
 PROGRAMS = 264
 """Most programs of a launch: two for each multiprocessor of an H100."""
