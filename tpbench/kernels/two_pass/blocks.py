@@ -20,7 +20,7 @@ class TwoPassSpec(LossConstants):
     ROWS: int
     BLOCK: int = 1
     LANES: int = 1
-    """Threads that share a tile. Each loads VECTOR columns at a time. 1 in the interpreter."""
+    """Threads that share a tile. Each loads VECTOR columns at a time."""
     VECTOR: int = 1
     ACCUMULATE: bool = False
     """The kernel adds to the gradient instead of overwriting it."""

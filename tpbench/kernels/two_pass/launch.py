@@ -64,11 +64,11 @@ class Plan:
         of_states = options
         if self.algorithm == "two_kernels":
             of_states = {name: max(4, warps // 2) for name, warps in options.items()}
-        threads = 32 * of_states.get("num_warps", 0)
-        vector = 16 // logits.element_size() if threads and form(logits).aligned else 1
+        threads = 2 if INTERPRETED else 32 * of_states["num_warps"]
+        vector = 16 // logits.element_size() if form(logits).aligned else 1
         spec = TwoPassSpec(
             **constants, ROWS=tile_rows, BLOCK=self.block, VECTOR=vector,
-            LANES=max(1, min(threads, self.block // vector)),
+            LANES=min(threads, self.block // vector),
             WIDE=is_wide(columns, self.block, logits.stride(), of_target, of_grad),
             TEMPERATURES=rows.inputs.row_temperature is not None,
         )  # fmt: skip
