@@ -1,7 +1,5 @@
 """The groups that other tests run on: failures must be told, and must not hang."""
 
-from __future__ import annotations
-
 import os
 import time
 

@@ -1,7 +1,5 @@
 """Unit tests start no Python process and no process group: each costs seconds."""
 
-from __future__ import annotations
-
 import multiprocessing.process
 import subprocess
 import sys

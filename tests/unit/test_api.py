@@ -1,7 +1,5 @@
 """The interface for variants from outside is frozen: names, fields and defaults stay valid."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from types import ModuleType

@@ -1,7 +1,5 @@
 """The files in conf/ agree with the registered workloads and their fields."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 from pathlib import Path

@@ -1,7 +1,5 @@
 """YAML's values become one validated Job, or one message that says everything that is wrong."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

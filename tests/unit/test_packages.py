@@ -1,7 +1,5 @@
 """Messages about missing packages name what setup.cfg declares, and a command for the environment of this Python."""
 
-from __future__ import annotations
-
 import configparser
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Suggestions for names that do not exist."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

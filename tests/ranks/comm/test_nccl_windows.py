@@ -1,7 +1,5 @@
 """Buffers in NCCL's windows: who gets which, and that the collectives use them."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import defaultdict
 from typing import Any

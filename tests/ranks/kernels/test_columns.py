@@ -1,7 +1,5 @@
 """Log-probabilities in given columns, for a function as the loss, against plain torch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """JSD, total variation, and losses against a teacher's top k, against float64: every option, dtype and chunk."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The arguments of `entropy_loss`: errors that name them, and algorithms that are asked for by name."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

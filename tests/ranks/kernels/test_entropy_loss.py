@@ -1,7 +1,5 @@
 """The kernels on one rank: every loss, dtype and option, and the cases where published kernels fail."""
 
-from __future__ import annotations
-
 import math
 import weakref
 from typing import Any

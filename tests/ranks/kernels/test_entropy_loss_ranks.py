@@ -1,7 +1,5 @@
 """The kernels with the vocabulary sharded over real process groups."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

@@ -1,7 +1,5 @@
 """`EntropyLoss`, the module: upstream gradients, fp16, and what autograd must notice."""
 
-from __future__ import annotations
-
 import copy
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """`linear_entropy_loss` against float64, on one rank and over groups that shard vocabulary and hidden states."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`LinearEntropyLoss`: a toy model trains as with torch's own loss, and gradients of any upstream are right."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """A function as the loss: the objectives of the guide against plain torch, and functions that don't fit."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

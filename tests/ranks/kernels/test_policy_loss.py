@@ -1,7 +1,5 @@
 """The policy loss against float64: every option, dtype and chunk, on one rank and over groups."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

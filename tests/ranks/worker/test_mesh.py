@@ -1,7 +1,5 @@
 """The process groups of a job with several replicas of tensor-parallel ranks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

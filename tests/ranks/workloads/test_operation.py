@@ -1,7 +1,5 @@
 """A workload of a user's file on two ranks: the examples are right, and a planted fault is named with its place."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A fake GPU for the launches of the one-pass kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

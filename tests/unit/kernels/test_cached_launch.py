@@ -1,7 +1,5 @@
 """A cached launch reaches the driver with the same arguments as Triton's own, and only for calls of the same kind."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -10,8 +10,6 @@ A GPU of the model has room for some programs at a time, which start in the orde
 program that waits keeps others from running, as on a GPU.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace

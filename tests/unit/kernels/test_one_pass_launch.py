@@ -1,7 +1,5 @@
 """The arguments and constants of a one-pass kernel's launch, from tensors and options."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

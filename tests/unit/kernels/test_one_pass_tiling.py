@@ -1,7 +1,5 @@
 """The tiling of the one-pass kernels, and the choice of block caps."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Which calls of `entropy_loss` repeat an earlier one, and what a repeated call does. The launch is a stand-in."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Occupancy compared with CUDA's calculator, and what a kernel was compiled to."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Variants from outside this package: what the launcher reads from a file, what it refuses, and what ranks load."""
 
-from __future__ import annotations
-
 import re
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A workload of a user's file: what the launcher learns of it, what it refuses, and rows without the file."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A module can be imported although the packages around it cannot."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Iterator

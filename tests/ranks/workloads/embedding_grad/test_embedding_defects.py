@@ -1,7 +1,5 @@
 """One defect of one rank makes an exchange's result wrong, in each dtype. Right results of several seeds are right."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

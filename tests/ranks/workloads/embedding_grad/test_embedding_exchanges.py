@@ -1,7 +1,5 @@
 """Every registered variant that runs here against the oracle."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

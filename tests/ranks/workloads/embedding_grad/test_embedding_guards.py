@@ -1,7 +1,5 @@
 """Errors that must never pass silently, and the details of a row."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -4,8 +4,6 @@ The compiler is stricter than the interpreter. The machine code must also have w
 are correct, but many times slower.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

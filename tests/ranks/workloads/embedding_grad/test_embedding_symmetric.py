@@ -3,8 +3,6 @@
 On GPUs the tests of all variants cover the exchange with real peers.
 """
 
-from __future__ import annotations
-
 from typing import Any
 from unittest import mock
 

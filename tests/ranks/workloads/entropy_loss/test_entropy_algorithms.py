@@ -1,7 +1,5 @@
 """The option `algorithm` of triton_tp: each is right or skipped with a reason, and the row says which ran."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The oracle on two ranks: an error on one of them is detected on all."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

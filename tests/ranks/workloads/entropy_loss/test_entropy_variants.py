@@ -1,7 +1,5 @@
 """Every registered variant of the entropy loss against the oracle: a new one needs no test of its own."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

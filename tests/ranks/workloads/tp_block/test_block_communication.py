@@ -1,7 +1,5 @@
 """The bytes that a step sends, the collectives that are timed as its communication, and the ring's overlap."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from typing import Any

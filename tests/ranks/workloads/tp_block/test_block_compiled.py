@@ -1,7 +1,5 @@
 """torch.compile's front end on the block, and the pass that fuses collectives with products, without a GPU."""
 
-from __future__ import annotations
-
 import copy
 from collections import Counter
 from typing import Any

@@ -1,7 +1,5 @@
 """One defect on one rank makes a block's result wrong, in each dtype. Right results of several seeds are right."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """CUDA graphs of the block: whole iterations, both passes alone, and training steps of a stack."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

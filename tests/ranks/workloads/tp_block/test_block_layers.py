@@ -1,7 +1,5 @@
 """The layers alone, as a training code uses them: weights, outputs, gradients and wrong sizes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A session of the block: the figures of a row from preset times, and both passes as graphs."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest import mock
 

@@ -1,7 +1,5 @@
 """A stack of blocks that is trained: every variant has the losses and gradient norms of the oracle."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 from unittest import mock

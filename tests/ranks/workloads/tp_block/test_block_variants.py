@@ -1,7 +1,5 @@
 """Every registered variant of the block that runs here, against one process: a new variant needs no test of its own."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest import mock
 

@@ -1,7 +1,5 @@
 """The bytes that ranks send in a step, their floating-point operations, and the loss that they compute."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from typing import Any, ClassVar

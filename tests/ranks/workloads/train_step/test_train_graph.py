@@ -1,7 +1,5 @@
 """graph=true: a step as the replay of a CUDA graph trains as an eager step does."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace

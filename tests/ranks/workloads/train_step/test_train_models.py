@@ -1,7 +1,5 @@
 """Models of the transformers package for a problem: sizes, weights, operations, memory and sliding windows."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The session compares a run with the oracle: errors of an implementation must show in the row."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import re

@@ -1,7 +1,5 @@
 """Weights of a rank, and one line for each model that no variant can shard."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

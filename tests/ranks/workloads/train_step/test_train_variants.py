@@ -1,7 +1,5 @@
 """Every variant computes the same as one process: losses, norms, all gradients and all updated weights."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Studies of dense and sparse exchanges: the crossover between measurements, the ablation; and committed rows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

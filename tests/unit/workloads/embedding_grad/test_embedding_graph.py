@@ -1,7 +1,5 @@
 """CUDA graphs: which exchanges a graph can hold, and what the plan says about the others."""
 
-from __future__ import annotations
-
 import pytest
 
 from tpbench.job import parse_job, unsupported_reason

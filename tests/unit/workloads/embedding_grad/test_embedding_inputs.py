@@ -1,7 +1,5 @@
 """Inputs: the same for every world size, and distributed as named."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from itertools import pairwise

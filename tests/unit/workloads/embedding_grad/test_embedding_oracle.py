@@ -1,7 +1,5 @@
 """The oracle on one process that has the tokens of two ranks."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Inputs: the same numbers however they are sharded, and numbers like logits."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 

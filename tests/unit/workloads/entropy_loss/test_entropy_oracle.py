@@ -1,7 +1,5 @@
 """The oracle against torch's own losses on whole logits, and against planted errors."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The oracle of the linear loss on one process: against torch's losses and autograd, and against planted errors."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Problems that other projects' linear losses cannot do, and the chunks of QuACK."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

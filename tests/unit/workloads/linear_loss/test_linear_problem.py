@@ -1,7 +1,5 @@
 """Problems of the linear loss: shapes that fit, options that do not, and inputs that do not depend on the ranks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

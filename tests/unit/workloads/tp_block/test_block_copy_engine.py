@@ -4,8 +4,6 @@ This checks addresses, the order of signals, alternating buffers, sums, and whic
 products and copies can only be measured on GPUs.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable

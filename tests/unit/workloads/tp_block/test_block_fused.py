@@ -1,7 +1,5 @@
 """The fused junction's autograd on one rank without GPUs. Several ranks: the tests of all registered variants."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Sizes and options that are refused before a launch, counted costs, configuration, and inputs at any world size."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The studies of the block, from synthetic rows: speed-ups of overlap by tokens and the profile table."""
 
-from __future__ import annotations
-
 import csv
 import datetime
 import io

@@ -1,7 +1,5 @@
 """The kernel between two linears against torch's formulas, with plain tensors of one process as the ranks' memory."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Counts of a problem: times of phases, throughput, and the estimated memory of a rank."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Documents made from rows, and committed rows."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """A training problem's fields, from the command line and from a local folder, without the transformers package."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

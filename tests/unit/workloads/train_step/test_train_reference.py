@@ -1,7 +1,5 @@
 """How a run is compared with its reference."""
 
-from __future__ import annotations
-
 import pytest
 
 from tpbench.workloads.train_step.oracle import Reference

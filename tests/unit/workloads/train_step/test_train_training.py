@@ -1,7 +1,5 @@
 """Tokens, gradient norm and clipping of the training loop."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from types import SimpleNamespace
