@@ -64,6 +64,9 @@ import triton.language as tl
 from tpbench.kernels.kernel_arguments import RowInputs
 
 LN_2 = tl.constexpr(math.log(2.0))
+LOG2_E = tl.constexpr(math.log2(math.e))
+LEAST_EXPONENT = tl.constexpr(-200.0)
+"""Least exponent in a product with its exponential: both are 0. With -inf the product would be NaN."""
 LEAST_REST = tl.constexpr(2.0**-24)
 """Least probability of the columns outside of a teacher's top k: half of what fp32 can tell from 1."""
 _INPUTS = tl.constexpr(len(RowInputs._fields))

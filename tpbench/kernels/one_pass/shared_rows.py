@@ -30,7 +30,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from tpbench.kernels.one_pass import exchange, kernels, layouts, ptx, rows, states, targets, tiles
-from tpbench.kernels.row_terms import LN_2, reference
+from tpbench.kernels.row_terms import LEAST_EXPONENT, LN_2, reference
 
 PLACES = gl.constexpr(3)
 """Rows of `mixture_kernel` that are under way."""
@@ -137,8 +137,8 @@ def _divergences(walk, at, state, copied_row, copied, SPEC: gl.constexpr):
         tiles.copy_tile(walk, at, copied_row, copied, tile_of_row, tile_of_row, SPEC)
         x, slope = states.exponents(raw_x, walk.scales.logits, reference_x, SPEC.SOFTCAP)
         t, _ = states.exponents(raw_t, walk.scales.target, reference_t, SPEC.TARGET_SOFTCAP)
-        x = gl.maximum(x, states.LEAST_EXPONENT)
-        t = gl.maximum(t + shift, states.LEAST_EXPONENT)
+        x = gl.maximum(x, LEAST_EXPONENT)
+        t = gl.maximum(t + shift, LEAST_EXPONENT)
         over_p, over_q = states.over_mixture(x, t, SPEC)
         p = ptx.exp2(x)  # s times p and q
         q = ptx.exp2(t)

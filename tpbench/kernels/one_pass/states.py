@@ -17,11 +17,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from tpbench.kernels.one_pass import layouts, ptx
-from tpbench.kernels.row_terms import State, numbers_of, reference, shifted, state_of, weigh
+from tpbench.kernels.row_terms import LEAST_EXPONENT, LOG2_E, State, numbers_of, reference, shifted, state_of, weigh
 
 INF = gl.constexpr(float("inf"))
-LOG2_E = gl.constexpr(1.4426950408889634)
-LEAST_EXPONENT = gl.constexpr(-200.0)  # Its exponential is 0, and 0 times it, too. With -inf the product would be NaN.
 
 
 class TileState(NamedTuple):

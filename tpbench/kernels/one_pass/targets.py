@@ -10,7 +10,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from tpbench.kernels.one_pass import layouts, ptx, states, tiles
-from tpbench.kernels.row_terms import LEAST_REST, LN_2, Teacher, reference, state_of, weigh
+from tpbench.kernels.row_terms import LEAST_REST, LN_2, LOG2_E, Teacher, reference, state_of, weigh
 
 
 class Own(NamedTuple):
@@ -118,7 +118,7 @@ def load_own_top(walk, row, counts, top, SPEC: gl.constexpr):
     held = exists & (local >= 0) & (local < walk.valid)
     at = _offset(walk, walk.logits, gl.convert_layout(row, by_row)[:, None], local, SPEC)
     logit = gl.load(walk.logits.pointer + at, mask=held, other=-states.INF).to(gl.float32)
-    scale = states.LOG2_E if SPEC.BUCKET else walk.scales.target
+    scale = LOG2_E if SPEC.BUCKET else walk.scales.target
     return Own(local, held, logit, gl.where(exists, log_q * scale, -states.INF))
 
 

@@ -7,7 +7,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from tpbench.kernels.one_pass import layouts, ptx, states
-from tpbench.kernels.row_terms import LN_2, merge_two, reference
+from tpbench.kernels.row_terms import LEAST_EXPONENT, LN_2, LOG2_E, merge_two, reference
 
 
 @gluon.jit
@@ -200,7 +200,7 @@ def gradient_factors(state, terms, counts, SPEC: gl.constexpr):
     if not layouts.has_labels(SPEC):
         reference_t = layouts.row_to_thread(reference(state.m_t), SPEC)
         if SPEC.LOSS == "reverse_kl" or layouts.compares_softmaxes(SPEC):
-            second = zero + layouts.row_to_thread(terms.on_target * states.LOG2_E, SPEC)
+            second = zero + layouts.row_to_thread(terms.on_target * LOG2_E, SPEC)
         else:
             on_target = (0.0 - terms.on_target) / state.s_t
             if SPEC.SOFTCAP > 0:
@@ -237,7 +237,7 @@ def store_gradient(walk, g, row, exists, tile_of_row: gl.constexpr, SPEC: gl.con
 def times_factor(exp_x, x, factor, options, SPEC: gl.constexpr):
     """Exponentials times their factor. x: the exponents. options: `OptionFactors`."""
     if SPEC.ENTROPY_GRAD:
-        factor = gl.fma(gl.maximum(x, states.LEAST_EXPONENT), options.entropy, factor + options.offset)
+        factor = gl.fma(gl.maximum(x, LEAST_EXPONENT), options.entropy, factor + options.offset)
     if SPEC.SMOOTHED:
         return gl.fma(exp_x, factor, 0.0 - options.column)
     else:

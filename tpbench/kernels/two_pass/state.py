@@ -15,13 +15,20 @@ import triton.language as tl
 
 from tpbench.kernels.cached_launch import INTERPRETED
 from tpbench.kernels.kernel_arguments import TopTarget
-from tpbench.kernels.row_terms import LEAST_REST, State, Teacher, merge_two, reference, state_of, weigh
+from tpbench.kernels.row_terms import (
+    LEAST_EXPONENT,
+    LEAST_REST,
+    LOG2_E,
+    State,
+    Teacher,
+    merge_two,
+    reference,
+    state_of,
+    weigh,
+)
 from tpbench.kernels.two_pass.blocks import capped, label_counts, load_block, scaled
 
 _INTERPRETED = tl.constexpr(INTERPRETED)
-_LOG2_E = tl.constexpr(1.4426950408889634)
-_LEAST_EXPONENT = tl.constexpr(-200.0)
-"""Its exponential is 0, and 0 times it, too. With -inf the product would be NaN."""
 
 
 @triton.jit
@@ -31,7 +38,7 @@ def natural_exp(x):
         return tl.exp(x)
     else:
         return tl.inline_asm_elementwise(
-            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x * _LOG2_E], dtype=tl.float32, is_pure=True, pack=1
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x * LOG2_E], dtype=tl.float32, is_pure=True, pack=1
         )
 
 
@@ -69,13 +76,14 @@ def tile_state(x, t, columns, SPEC: tl.constexpr):
     zero = s * 0.0
     h = zero
     if SPEC.ENTROPY:
-        h = sum_by_lane(exp_x * tl.maximum(x, _LEAST_EXPONENT))
+        h = sum_by_lane(exp_x * tl.maximum(x, LEAST_EXPONENT))
     if SPEC.TOP_K:
         return state_of((m, s, zero - float("inf"), zero, zero, zero, h), SPEC)
     elif SPEC.LOSS == "cross_entropy":
         s_t = zero
         a = zero
         if SPEC.SMOOTHED:
+            # A reshaped mask would move between threads in each tile.
             repeat = tl.arange(0, SPEC.BLOCK // (SPEC.LANES * SPEC.VECTOR))[None, :, None, None]
             lane = repeat * SPEC.LANES + tl.arange(0, SPEC.LANES)[None, None, :, None]
             inside = lane * SPEC.VECTOR + tl.arange(0, SPEC.VECTOR)[None, None, None, :] < columns

@@ -2,7 +2,8 @@
 
 A program reads one of this rank's rows from the memory of every rank, adds the parts in rank order, in fp32, and writes
 the finished row to the memory of every rank. The backward pass is alike, with the gradient of the RMSNorm. The caller
-orders the ranks: all parts are written before any launch, and no row is read before all have ended. Times: README.md.
+orders the ranks: all parts are written before any launch, and no row is read before all have ended. Its times are in
+`tpbench/docs/tp_block.md`.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
