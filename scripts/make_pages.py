@@ -74,7 +74,7 @@ def _output(program: str | None, arguments: str) -> str:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.chdir(ROOT), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = information(words)
-    if code:
+    if code == JobError.exit_code:  # 1 is an answer: `predict --validate` misses an aim
         raise JobError(f"{program}{arguments}\n{err.getvalue()}")
     return out.getvalue() if "--format markdown" in arguments else f"```text\n{out.getvalue()}```\n"
 
