@@ -11,7 +11,7 @@ from hydra.types import RunMode
 from tests.support.command import ROOT
 from tpbench.job import Job, parse_job
 from tpbench.launcher.command_line.arguments import accepted_by_hydra, rewritten
-from tpbench.launcher.sweep import SweepComposer
+from tpbench.launcher.command_line.composer import SweepComposer
 
 
 @functools.cache
@@ -24,6 +24,8 @@ def composer() -> SweepComposer:
 
 def composed(*overrides: str) -> dict[str, Any]:
     """Return the flat values that a command line with these overrides has."""
+    if any(".py" in override for override in overrides):  # a test may have changed the file
+        composer().shared.clear()
     return composer().values(accepted_by_hydra(rewritten(overrides)), 0)
 
 

@@ -12,21 +12,20 @@ from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.hydra import Hydra
 from hydra.conf import HydraConf
-from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.config_source import ConfigSource
 from hydra.plugins.launcher import Launcher
-from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
+from hydra.types import HydraContext, RunMode, TaskFunction
+from omegaconf import DictConfig, OmegaConf
 
 from tpbench import packages
 from tpbench.launcher.attempt import FAILURES
 from tpbench.launcher.command_line import arguments
+from tpbench.launcher.command_line.composer import SweepComposer
 from tpbench.launcher.command_line.outside_choices import command_line_variants
 from tpbench.launcher.display import QUIET_S
 from tpbench.launcher.host import Host
@@ -34,9 +33,8 @@ from tpbench.launcher.options import CODE, CONF, GROUPS, SlurmSettings, SweepOpt
 from tpbench.launcher.planning.plan import Request, plan, sweep_options
 from tpbench.launcher.planning.resume import decide
 from tpbench.launcher.runner import Runner, run_sweep
-from tpbench.settings import JobError, SweepError, defaults, job_error, user_path
+from tpbench.settings import JobError, SweepError, defaults, user_path
 from tpbench.suggestions import unknown
-from tpbench.workloads import variants
 
 HYDRA_MODULE = "hydra_plugins.tpbench"
 """Module name of the plugins for Hydra, which accepts only plugins in the package `hydra_plugins`."""
@@ -150,57 +148,11 @@ def register() -> None:
         return config
 
     setattr(ConfigLoaderImpl, "load_configuration", checked)  # noqa: B010
+    # Hydra would compose the whole configuration only to find its mode, which `arguments.for_hydra` sets.
+    setattr(Hydra, "get_mode", lambda *_, **__: RunMode.MULTIRUN)  # noqa: B010
     # The values that an experiment sweeps are forced and quoted as arguments are, which then replace them.
     of_experiment = BasicSweeper._parse_config
     setattr(BasicSweeper, "_parse_config", lambda sweeper: arguments.accepted_by_hydra(of_experiment(sweeper)))  # noqa: B010
-
-
-class SweepComposer:
-    """Composes the cells of one sweep. Hydra's sweeper, which would compose each to validate it, no longer does."""
-
-    def __init__(self, loader: ConfigLoader, sweep: DictConfig) -> None:
-        """`sweep`: the configuration of the whole sweep, with the node `hydra`."""
-        self.sweep = sweep
-        self.compose = loader.load_sweep_config
-        setattr(loader, "load_sweep_config", lambda *args, **kwargs: None)  # noqa: B010  mypy forbids an assignment
-        OmegaConf.register_new_resolver("tpbench.not", lambda value: not value, replace=True)
-        OmegaConf.register_new_resolver("tpbench.difference", _difference, replace=True)
-
-    def variants_of(self, lines: Sequence[str]) -> list[tuple[str, ...]]:
-        """Return these overrides for each variant that they mean: `all` means those of the workload of the shape."""
-        own = next((line for line in lines if line.startswith("variant=")), f"variant={self.sweep.get('variant')}")
-        if own != "variant=all":
-            return [tuple(lines)]
-        # Fields of the workload cannot be composed, because this choice of a variant has no workload.
-        choices = [line for line in lines if line.lstrip("+").partition("=")[0] in GROUPS]
-        workload = self.compose(self.sweep, choices).get("shape_workload")
-        names = [name for name, (owner, _) in variants().items() if owner.name == workload]
-        return [(*(line for line in lines if line != own), f"variant={name}") for name in names]
-
-    def values(self, lines: Sequence[str], index: int) -> dict[str, Any]:
-        """Return the plain values of the cell. Raises JobError if a value refers to another one that does not exist."""
-        config = self.compose(self.sweep, list(lines))
-        with open_dict(config):
-            config.hydra.job.id, config.hydra.job.num = str(index), index
-            HydraConfig.instance().set_config(config)
-            del config["hydra"]
-        OmegaConf.copy_cache(from_config=self.sweep, to_config=config)  # of resolvers such as ${now:}
-        try:
-            values: Any = OmegaConf.to_container(config, resolve=True)
-        except (OmegaConfBaseException, RecursionError) as error:
-            if refused := job_error(error):
-                raise refused from None
-            key, reason = getattr(error, "full_key", None), str(error).partition("\n")[0]
-            place = f"{key}: " if key else ""
-            raise JobError(f"a value refers to another one that cannot be found: {place}{reason}") from None
-        return dict(values)
-
-
-def _difference(name: str, value: object, other_name: str, other: object) -> int:
-    """Return `value - other`, of fields with these names. Raises JobError if it isn't a number above 0."""
-    if not (isinstance(value, int) and isinstance(other, int) and value > other):
-        raise JobError(f"{name}={value} includes {other_name}={other}: it must be a larger number")
-    return value - other
 
 
 def _check_hydra(hydra: DictConfig) -> None:

@@ -16,7 +16,8 @@ from tpbench.launcher.command_line.arguments import (
     for_hydra,
     rewritten,
 )
-from tpbench.launcher.sweep import SweepComposer, _check_files, _check_hydra
+from tpbench.launcher.command_line.composer import SweepComposer
+from tpbench.launcher.sweep import _check_files, _check_hydra
 from tpbench.settings import JobError
 from tpbench.workloads import workloads
 
@@ -127,6 +128,15 @@ def test_a_name_in_a_file_that_is_no_field_is_refused() -> None:
 )
 def test_ids_and_folders_of_models_become_choices(argument: str, written: str) -> None:
     assert " ".join(rewritten([argument])) == written
+
+
+def test_cells_that_share_their_choices_have_their_own_values() -> None:
+    composer = composed_jobs.composer()
+    lines = (["seed=1"], ["seed=2", "output_dir=rows/${hydra:job.num}"], ["seed=2", "output_dir=rows/${seed}"], [])
+    cells = [composer.values(accepted_by_hydra(each), index) for index, each in enumerate(lines)]
+    assert [(cell["seed"], cell["output_dir"]) for cell in cells] == [
+        (1, "outputs"), (2, "rows/1"), (2, "rows/2"), (0, "outputs"),
+    ]  # fmt: skip
 
 
 def variants_of(shape: str, variant: str) -> list[str]:
