@@ -14,7 +14,6 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.hydra import Hydra
 from hydra.conf import HydraConf
-from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.config_source import ConfigSource
@@ -29,19 +28,15 @@ from tpbench.launcher.command_line.composer import SweepComposer
 from tpbench.launcher.command_line.outside_choices import command_line_variants
 from tpbench.launcher.display import QUIET_S
 from tpbench.launcher.host import Host
-from tpbench.launcher.options import CODE, CONF, GROUPS, SlurmSettings, SweepOptions, command_line_names, store_defaults
+from tpbench.launcher.options import CODE, CONF, GROUPS, SlurmSettings, SweepOptions, command_line_names
 from tpbench.launcher.planning.plan import Request, plan, sweep_options
 from tpbench.launcher.planning.resume import decide
 from tpbench.launcher.runner import Runner, run_sweep
-from tpbench.settings import JobError, SweepError, defaults, user_path
+from tpbench.settings import JobError, SweepError, user_path
 from tpbench.suggestions import unknown
 
 HYDRA_MODULE = "hydra_plugins.tpbench"
 """Module name of the plugins for Hydra, which accepts only plugins in the package `hydra_plugins`."""
-
-store_defaults()
-# A command line adds to `sbatch` as to a mapping.
-ConfigStore.instance().store("slurm_defaults", {**defaults(SlurmSettings), "sbatch": {}})
 
 
 class TorchrunLauncher(Launcher):

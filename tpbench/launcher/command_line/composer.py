@@ -7,17 +7,22 @@ from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from tpbench.launcher.options import GROUPS
-from tpbench.settings import JobError, job_error
+from tpbench.launcher.options import GROUPS, SlurmSettings, store_defaults
+from tpbench.settings import JobError, defaults, job_error
 from tpbench.workloads import variants
 
 _FIELD = re.compile(r"\+\+(?!.*hydra)")
 """An override of a field, as `accepted_by_hydra` writes it, that does not refer to Hydra."""
+
+store_defaults()
+# A command line adds to `sbatch` as to a mapping.
+ConfigStore.instance().store("slurm_defaults", {**defaults(SlurmSettings), "sbatch": {}})
 
 
 class SweepComposer:
