@@ -153,9 +153,10 @@ def hurry(job_id: str) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def overdue(tmp_path_factory: pytest.TempPathFactory, slurm: None) -> Path:
-    """Start a job that exceeds its limit of one minute. Slurm notices late, so other tests run meanwhile."""
+    """Start a job that exceeds its limit, and one that doesn't. Slurm notices late, so other tests run meanwhile."""
     folder = tmp_path_factory.mktemp("overdue")
-    limits = ("hydra.launcher.time_limit_min=1", "hydra.launcher.signal_delay_s=5", "hydra.launcher.requeues=0")
+    # Of one minute, of which Slurm takes half, the brief cell would not have enough on a slow machine.
+    limits = ("hydra.launcher.time_limit_min=2", "hydra.launcher.signal_delay_s=5", "hydra.launcher.requeues=0")
     done = tpbench(*SLURM, *limits, *ENDLESS_AND_BRIEF, "wait=false", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "cells left to Slurm: 2" in done.stdout
