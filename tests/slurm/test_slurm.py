@@ -155,7 +155,7 @@ def hurry(job_id: str) -> None:
 def overdue(tmp_path_factory: pytest.TempPathFactory, slurm: None) -> Path:
     """Start a job that exceeds its limit, and one that doesn't. Slurm notices late, so other tests run meanwhile."""
     folder = tmp_path_factory.mktemp("overdue")
-    # Of one minute, of which Slurm takes half, the brief cell would not have enough on a slow machine.
+    # Slurm tells a job of its end half a minute early. The other half was too short for the brief cell on a slow host.
     limits = ("hydra.launcher.time_limit_min=2", "hydra.launcher.signal_delay_s=5", "hydra.launcher.requeues=0")
     done = tpbench(*SLURM, *limits, *ENDLESS_AND_BRIEF, "wait=false", cwd=folder)
     assert done.returncode == 0, done.stderr
