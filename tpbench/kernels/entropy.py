@@ -153,7 +153,7 @@ def entropy_loss(
             - "symmetric": inside one kernel, which reads each logit once, through memory that the ranks share over
               NVLink. The ranks set it up together on a group's first use. The kernel occupies the whole GPU until all
               ranks have answered: a collective of another stream that only one rank started would block it.
-            - "yielding": the same, but a program that has waited 20 us leaves its rows to a later kernel. Choose it if
+            - "yielding": the same, but a program that has waited 60 us leaves its rows to a later kernel. Choose it if
               collectives of other streams may run at the same time, for example FSDP's. It is "nccl" for jsd and
               total_variation, and if the ranks are not GPUs of one machine that reach each other's memory.
             - "nccl": between two kernels, by one all-gather through the group's backend (gloo on a CPU).

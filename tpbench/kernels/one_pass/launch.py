@@ -46,8 +46,11 @@ class Specialization(Tile, LossConstants):
 
 LEAST_NUMBERS = 2**29
 """Least logits, target logits and gradients of a launch that begins with a meeting: 0.3 ms in bf16 on an H100."""
-YIELD_NS = 20_000
-"""How long a program that yields waits for words. After that it leaves all rows whose words have not come yet."""
+YIELD_NS = 60_000
+"""How long a program that yields waits for words. After that it leaves all rows whose words have not come yet.
+
+A host takes 30 to 55 us from one launch to the next. So after the meeting one rank may read logits that much later than
+another. With 20 us rows were left in most single calls, which then took up to 2.4 times as long."""
 LATE_NS = 1_000_000_000
 """How long the kernel of late rows waits. The words are there, unless the meeting before it was in vain."""
 
