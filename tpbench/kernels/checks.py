@@ -75,9 +75,10 @@ def options(given: Options) -> None:
             "algorithm='two_reads' makes loss and gradient in one kernel, on one rank, and not for loss='jsd' or "
             "'total_variation': use 'two_kernels', 'one_read' or 'auto'"
         )
-    if given.objective is not None and (algorithm not in ("auto", "two_kernels") or exchange == "symmetric"):
-        needs = f"loss={given.objective or given.loss!r} needs algorithm='two_kernels' or 'auto'"
-        raise ValueError(f"{needs}, and exchange='nccl' or 'auto'")
+    if given.objective is not None and algorithm not in ("auto", "two_kernels"):
+        raise ValueError(f"loss={given.objective} needs algorithm='two_kernels' or 'auto', got {algorithm!r}")
+    if given.objective is not None and exchange == "symmetric":
+        raise ValueError(f"loss={given.objective} has no exchange='symmetric': use 'yielding', 'nccl' or 'auto'")
     needed = {"two_kernels": ("nccl",), "one_read": ("symmetric", "yielding")}.get(algorithm)
     if several and needed and exchange not in ("auto", *needed):
         raise ValueError(f"algorithm={algorithm!r} over ranks is exchange={needed[0]!r}, got exchange={exchange!r}")

@@ -1,52 +1,19 @@
-"""`LinearEntropyLoss`, the linear loss as a torch module, and gradients that its backward computes."""
+"""`LinearEntropyLoss`, the linear loss as a torch module."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from tpbench.kernels import checks
-from tpbench.kernels.derivatives import GradientsInForward, outside_of_graphs
-from tpbench.kernels.linear.function import linear_entropy_loss
+from tpbench.kernels.derivatives import GradientsInBackward, GradientsInForward, outside_of_graphs
+from tpbench.kernels.linear.function import LinearEntropyLossResult, linear_entropy_loss
 from tpbench.kernels.modules import LossModule, learns_from
 from tpbench.kernels.row_loss import TopK
-
-
-class GradientsInBackward(torch.autograd.Function):
-    """A linear loss whose backward, if it comes, computes the logits again, and the gradients from them."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, kept: Callable[..., Any], others: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None
-    ) -> Any:
-        """`kept` receives the result. `others`: the target, and the other arguments of the function by name."""
-        # Autograd then raises an error if a tensor is changed before backward.
-        leaves, ctx.tree = tree_flatten((hidden, weight, bias, *others))
-        ctx.save_for_backward(*[leaf if isinstance(leaf, Tensor) else None for leaf in leaves])
-        ctx.leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        target, named = others
-        result = kept(linear_entropy_loss(hidden, weight, target, bias=bias, grad=False, **named))
-        ctx.rows = len(result.row_loss)
-        return (result.loss, result.entropy) if named.get("entropy") else result.loss
-
-    @staticmethod
-    @outside_of_graphs
-    def backward(ctx: Any, upstream: Tensor, *entropy_upstream: Tensor) -> tuple[Tensor | None, ...]:
-        checks.first_derivative()
-        saved = zip(ctx.leaves, ctx.saved_tensors, strict=True)
-        leaves = [leaf if tensor is None else tensor for leaf, tensor in saved]
-        hidden, weight, bias, target, named = tree_unflatten(leaves, ctx.tree)
-        named["row_grad"] = upstream.float().expand(ctx.rows).contiguous()
-        if entropy_upstream:
-            named["entropy_grad"] = entropy_upstream[0].float().contiguous()
-        wanted: Any = list(itertools.compress(checks.LINEAR_INPUTS, ctx.needs_input_grad[2:]))
-        result = linear_entropy_loss(hidden, weight, target, bias=bias, grad=wanted, **named)
-        return None, None, result.grad_hidden, result.grad_weight, result.grad_bias
 
 
 class LinearEntropyLoss(LossModule):
@@ -83,6 +50,7 @@ class LinearEntropyLoss(LossModule):
         loss="logprob" returns log-probabilities and entropies, (rows,) each, unless other settings are chosen.
         hidden: (rows, h). weight: (local vocab, h). bias: (local vocab,). rows: as for `EntropyLoss`.
         """
+        rows = {name: value for name, value in rows.items() if value is not None}
         weight, bias = self.local("weight", weight, 0), self.local("bias", bias, 0)
         placements = getattr(hidden, "placements", None)
         of_hidden = {"hidden_sharded": placements[0].is_shard(0)} if placements else {}
@@ -97,13 +65,22 @@ class LinearEntropyLoss(LossModule):
             hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
         self.check_columns("weight", len(weight) if weight.dim() else 0, weight.device)
         recompute = self.options.reduction == "none" or self.options.entropy or hidden.dtype == torch.float16
-        learning: Any = [name for name, tensor in inputs.items() if learns_from(tensor)]
+        learning = [learns_from(tensor) for tensor in (hidden, weight, bias)]
 
         def compute() -> tuple[Tensor, tuple[Tensor | None, ...], float]:
-            result = self.kept(linear_entropy_loss(hidden, weight, target, bias=bias, grad=learning, **named))
-            return result.loss, (result.grad_hidden, result.grad_weight, result.grad_bias), 1.0
+            result, gradients = _computed((hidden, weight, bias), target, named, learning)
+            return self.kept(result).loss, gradients, 1.0
 
         with torch.autocast(device, enabled=False):
-            if recompute or not learning:
-                return GradientsInBackward.apply(self.kept, (target, named), hidden, weight, bias)
+            if recompute or not any(learning):
+                return GradientsInBackward.apply(_computed, self.kept, (target, named), hidden, weight, bias)
             return GradientsInForward.apply(compute, hidden, weight, bias)
+
+
+def _computed(
+    inputs: Sequence[Any], target: Any, named: dict[str, Any], wanted: Sequence[bool]
+) -> tuple[LinearEntropyLossResult, tuple[Tensor | None, ...]]:
+    hidden, weight, bias = inputs
+    learning: Any = [*itertools.compress(checks.LINEAR_INPUTS, wanted)]
+    result = linear_entropy_loss(hidden, weight, target, bias=bias, grad=learning, **named)
+    return result, (result.grad_hidden, result.grad_weight, result.grad_bias)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tpbench.kernels import checks, compiled
-from tpbench.kernels.derivatives import GradientsInForward, outside_of_graphs
+from tpbench.kernels.derivatives import GradientsInBackward, GradientsInForward, outside_of_graphs
 from tpbench.kernels.entropy import EntropyLossResult, entropy_loss
 from tpbench.kernels.objective import OF_EVERY_LOSS
 from tpbench.kernels.repeated_call import PLAIN, RepeatedCalls, form_of
@@ -182,6 +182,17 @@ class EntropyLoss(LossModule):
     def _outside_of_graphs(self, logits: Tensor, target: Tensor | TopK, rows: dict[str, Any]) -> Tensor:
         logits = self.local("logits", logits, 1)
         learns = learns_from(logits)
+        if learns and self.options.objective is not None and self.options.reduction == "none":
+            # The loss of a row may depend on other rows, so that each upstream gradient needs derivatives of its own.
+            named = self.arguments(target, rows, logits=logits)
+            self.check_columns("logits", logits.shape[-1], logits.device)
+
+            def computed(inputs: Any, target: Any, named: Any, wanted: Sequence[bool]) -> tuple[Any, tuple[Any]]:
+                grad: Any = ("none", "in_place" if self.in_place else "new")[wanted[0]]
+                result = entropy_loss(inputs[0], target, grad=grad, **named)
+                return result, (result.grad,)
+
+            return GradientsInBackward.apply(computed, self.kept, (target, named), logits)
         call = self.call_of(logits, target, rows, learns)
 
         def compute() -> tuple[Tensor, tuple[Tensor | None], float]:
@@ -201,8 +212,6 @@ class EntropyLoss(LossModule):
             return repeated
         arguments = self.arguments(target, rows, logits=logits)
         self.check_columns("logits", logits.shape[-1] if logits.dim() else 0, logits.device)
-        if learns and rows.get("sequence_lengths") is not None and self.options.reduction == "none":
-            raise ValueError("reduction must be 'mean' or 'sum' with sequence_lengths: a loss depends on other rows")
 
         def first_call(logits: Tensor, target: Any, rows: dict[str, Any]) -> EntropyLossResult:
             arguments["grad"] = "none" if not learns else "in_place" if self.in_place else "new"

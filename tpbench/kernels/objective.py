@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.kernels.cached_launch import Remembered
 from tpbench.kernels.distributed import gather_values
 from tpbench.kernels.kernel_arguments import RowInputs, RowOutputs
 
@@ -101,14 +100,10 @@ class Objective:
 
     def call(self, rows: int, given: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the function's losses, (rows,) fp32, and its metrics. Raise if it fails or returns something else."""
-        versions = _versions(given)
-        try:
+        versions = {name: _version(values) for name, values in given.items()}
+        with self.named_errors():
             result = self.function(**given)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            raise RuntimeError(f"the loss {self.name} raised {type(error).__name__}: {error}") from error
-        if changed := [name for name, version in _versions(given).items() if version != versions[name]]:
+        if changed := [name for name, values in given.items() if _version(values) != versions[name]]:
             raise ValueError(f"the loss {self.name} must not change its arguments, but changed {', '.join(changed)}")
         losses, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
         returns = f"the loss {self.name} must return"
@@ -120,24 +115,42 @@ class Objective:
                 raise ValueError(f"{returns} {name} of shape ({rows},), got {shape}")
         if not losses.is_floating_point():
             raise ValueError(f"{returns} losses in float32, got {losses.dtype}")
-        if torch.is_grad_enabled() and not losses.requires_grad:
-            raise ValueError(f"{returns} losses that depend on logprobs or entropy")
         return losses.float(), {name: values.detach() for name, values in metrics.items()}
 
+    @contextlib.contextmanager
+    def named_errors(self) -> Iterator[None]:
+        """Name the function in errors of its own code."""
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise RuntimeError(f"the loss {self.name} raised {type(error).__name__}: {error}") from error
 
-def _versions(given: Mapping[str, Tensor]) -> dict[str, int]:
-    return {name: 0 if values.is_inference() else values._version for name, values in given.items()}
+
+def _version(values: Tensor) -> int:
+    """Return how often a tensor was changed in place."""
+    return 0 if values.is_inference() else values._version
+
+
+def _unchanged(saved: tuple[Tensor, int]) -> Tensor:
+    values, version = saved
+    if _version(values) != version:
+        raise RuntimeError("a tensor that backward needs was modified by an inplace operation")
+    return values
 
 
 @contextlib.contextmanager
 def _recording(wanted: bool) -> Iterator[None]:
     """Let autograd record operations, if wanted. Hooks on saved tensors, such as checkpointing's, don't see them."""
-    with torch.set_grad_enabled(wanted), torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+    # With hooks autograd no longer notices tensors that were changed.
+    own = torch.autograd.graph.saved_tensors_hooks(lambda values: (values, _version(values)), _unchanged)
+    with torch.set_grad_enabled(wanted), own:
         yield
 
 
-_agreed: dict[Any, bool] = Remembered()
-"""The forms of calls whose tensors of rows the ranks have compared."""
+_agreed: set[Any] = set()
+"""The forms of calls whose tensors of rows the ranks have compared. All ranks remember the same ones of a group."""
 
 
 @dataclass(frozen=True)
@@ -186,6 +199,7 @@ class RowObjective:
                 tensors = {**row_inputs, **({} if columns is None else {"columns": columns})}
                 forms = {name: [str(values.dtype), *values.shape] for name, values in sorted(tensors.items())}
                 forms["sequence_lengths"] = lengths and list(lengths)
+                forms["loss"] = [objective.name, *objective.computed]
                 copies = {name: values.clone() for name, values in row_inputs.items()}
                 zeros = torch.zeros(rows, device=device)
                 of_columns = None if columns is None else torch.zeros(columns.shape, device=device)
@@ -204,7 +218,7 @@ class RowObjective:
         if error is not None:
             raise error
         if is_new:
-            _agreed[form_of_call] = True
+            _agreed.add(form_of_call)
         return cls(objective, row_inputs, ignored, tuple(lengths or ()), columns)
 
     def run(
@@ -231,8 +245,15 @@ class RowObjective:
                 upstream = (~ignored).float() * factor
                 for of_row in (inputs.row_weight, inputs.row_grad):
                     upstream = upstream if of_row is None else upstream * of_row
-                grads = torch.autograd.grad(losses, [*leaves.values()], upstream, allow_unused=True)
-                factors = dict(zip(leaves, grads, strict=True))
+                if losses.requires_grad:
+                    with objective.named_errors():
+                        grads = torch.autograd.grad(losses, [*leaves.values()], upstream, allow_unused=True)
+                    factors = dict(zip(leaves, grads, strict=True))
+                if all(grad is None for grad in factors.values()):
+                    raise ValueError(f"the loss {objective} must return losses that depend on {' or '.join(leaves)}")
+        if self.metrics and self.metrics.keys() != metrics.keys():
+            got = " and ".join(f"({', '.join(names)})" for names in (self.metrics, metrics))
+            raise ValueError(f"the loss {objective} must return the same metrics for all rows, got {got}")
         losses = losses.detach() if inputs.row_weight is None else losses.detach() * inputs.row_weight
         outputs.loss.copy_(losses.masked_fill(ignored, 0.0))
         for name, values in metrics.items():

@@ -53,7 +53,9 @@ def function(path: Path, name: str, parameters: Collection[str]) -> str:
     functions = {node.name: node.args for node in parsed_files(path)[path].body if isinstance(node, ast.FunctionDef)}
     if name not in functions:
         raise JobError(unknown(f"function in {path.name}", name, functions))
-    needed = functions[name].args[: len(functions[name].args) - len(functions[name].defaults)]
+    given = functions[name]
+    needed = given.args[: len(given.args) - len(given.defaults)]
+    needed += [each for each, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is None]
     for parameter in needed:
         if parameter.arg not in parameters:
             raise JobError(f"{path.name}:{name}: {unknown('parameter', parameter.arg, parameters)}")

@@ -168,7 +168,7 @@ def test_the_modules(function: Any, reduction: Any, dtype: torch.dtype) -> None:
     rows |= {"divisor": divisor} if reduction == "sum" else {}
     grads, losses = [], []
     linear, given = LinearEntropyLoss(workspace_gib=CHUNK * VOCAB, **settings), EntropyLoss(**settings)
-    for module in (linear, checkpoint, *([given] if reduction == "sum" else [])):
+    for module in (linear, checkpoint, given):
         leaf = hidden.clone().requires_grad_()
         if module is given:
             loss = module((leaf @ head.t()), labels, **rows)
@@ -207,6 +207,22 @@ def _raises(logprobs: Tensor) -> Tensor:
     return logprobs @ torch.ones(3)
 
 
+def _changes_a_saved_ratio(logprobs: Tensor) -> Tensor:
+    ratio = logprobs.exp()
+    ratio *= 2.0
+    return ratio
+
+
+def _ends_backward(logprobs: Tensor) -> Tensor:
+    losses = logprobs.exp()
+    losses.sum().backward()
+    return losses
+
+
+def _learns_elsewhere(logprobs: Tensor) -> Tensor:
+    return torch.ones_like(logprobs) * torch.ones((), device=logprobs.device, requires_grad=True)
+
+
 @pytest.mark.parametrize(
     ("loss", "row_inputs", "message"),
     [
@@ -223,7 +239,10 @@ def _raises(logprobs: Tensor) -> Tensor:
         (lambda logprobs: logprobs.sum(), {}, r"must return losses of shape \(9,\), got \(\)"),
         (lambda logprobs: (logprobs, {"mean": 1.0}), {}, r"must return mean of shape \(9,\), got float"),
         (lambda logprobs: (logprobs, logprobs), {}, "metrics as a dict, got Tensor"),
-        (lambda logprobs: logprobs.detach(), {}, "depend on logprobs or entropy"),
+        (lambda logprobs, entropy: logprobs.detach(), {}, "depend on logprobs or entropy"),
+        (_learns_elsewhere, {}, "depend on logprobs"),
+        (_changes_a_saved_ratio, {}, "_changes_a_saved_ratio raised RuntimeError: .* modified by an inplace"),
+        (_ends_backward, {}, "_ends_backward raised RuntimeError: Trying to backward through the graph a second time"),
         (lambda logprobs, sequences: logprobs, {}, "sequence_lengths must be given"),
         (lambda column_logprobs: column_logprobs[:, 0], {}, "columns, .* must be given"),
     ],
@@ -241,7 +260,9 @@ def _wrong_on_one_rank(rank: Rank, wrong: str) -> str:
     options: dict[str, Any] = {"group": rank.group, "loss": lambda logprobs, power: logprobs * power}
     power = torch.ones(9, device=rank.device)
     if rank.rank == 1:
-        power = {"shape": power[:4], "dtype": power.double(), "none": power}[wrong]
+        power = {"shape": power[:4], "dtype": power.double()}.get(wrong, power)
+        if wrong == "function":
+            options["loss"] = lambda logprobs, entropy, power: logprobs * power + entropy
     try:
         linear_entropy_loss(hidden, head[columns_of(rank, 100)], labels, row_inputs={"power": power}, **options)
     except ValueError as error:
@@ -256,6 +277,8 @@ def test_a_wrong_tensor_on_one_rank_is_an_error_on_all() -> None:
     assert all(
         "power differs between ranks: ['torch.float32', 9] on rank 0, ['torch.float64', 9]" in each for each in unequal
     )
+    for text in on_ranks(2, _wrong_on_one_rank, "function"):
+        assert "loss differs between ranks" in text and "'entropy'" in text
     assert on_ranks(2, _wrong_on_one_rank, "none") == ["", ""]
 
 

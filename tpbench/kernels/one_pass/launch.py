@@ -49,8 +49,8 @@ LEAST_NUMBERS = 2**29
 YIELD_NS = 60_000
 """How long a program that yields waits for words. After that it leaves all rows whose words have not come yet.
 
-A host takes 30 to 55 us from one launch to the next. So after the meeting one rank may read logits that much later than
-another. With 20 us rows were left in most single calls, which then took up to 1.9 times as long."""
+After the meeting one rank may read logits later than another by the time of a launch, 30 to 55 us. With 20 us most
+single calls left rows, and took up to 1.9 times as long."""
 LATE_NS = 1_000_000_000
 """How long the kernel of late rows waits. The words are there, unless the meeting before it was in vain."""
 
