@@ -3,12 +3,14 @@
 import itertools
 import math
 import os
+import random
 import signal
 import time
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.support.kernel_reference import DTYPES, LOSSES, assert_right, columns_of, far_away, make, on_ranks, reference
 from tests.support.ranks import Rank, RankError, ranks_here, run_on_ranks
@@ -247,6 +249,59 @@ def _refused(rank: Rank, logits: torch.Tensor, labels: torch.Tensor) -> None:
 
 def test_options_that_do_not_fit_the_ranks() -> None:
     on_ranks(2, _refused, *make("cross_entropy", vocab=101))
+
+
+def _beside(rank: Rank, fsdp: bool) -> bool:
+    """Whether 1,000 steps of random delays have other bits than one alone, beside collectives on another stream."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    generator, device = random.Random(rank.rank), rank.device
+    torch.manual_seed(rank.rank)
+    logits = torch.randn(4096, 65536, device=device, dtype=torch.bfloat16)
+    target = torch.arange(4096, device=device) * 31
+    shard: dict[str, Any] = {"group": rank.group, "vocab_start": 65536 * rank.rank, "vocab_size": 131072}
+    right = entropy_loss(logits, target, exchange="yielding", **shard)
+    wrong = torch.zeros((), dtype=torch.bool, device=device)
+    layers = [torch.nn.Linear(4096, 4096, device=device, dtype=torch.bfloat16) for _ in range(4)]
+    model, group, side = torch.nn.Sequential(*layers), dist.new_group(backend="nccl"), torch.cuda.Stream()
+    for module in (*layers, model):
+        fully_shard(module, mesh=init_device_mesh("cuda", (2,)))
+    states, part = torch.randn(2048, 4096, device=device, dtype=torch.bfloat16), torch.ones(2**24, device=device)
+    gathered = part.new_empty(2 * len(part))
+
+    def sleep() -> None:
+        torch.cuda._sleep(int(generator.random() * 2e6) * (generator.random() < 0.5))
+
+    def call() -> None:
+        sleep()
+        result = entropy_loss(logits, target, exchange="yielding", **shard)
+        assert result.grad is not None and right.grad is not None
+        wrong.logical_or_((result.row_loss != right.row_loss).any() | (result.grad != right.grad).any())
+
+    def communicate() -> None:
+        if fsdp:
+            model(states).float().square().mean().backward()
+            return
+        with torch.cuda.stream(side):
+            sleep()
+            dist.all_gather_into_tensor(gathered, part, group=group)
+
+    for first in (communicate, call):  # a first collective, and a kernel that is loaded, may wait for the whole device
+        first()
+        torch.cuda.synchronize()
+    for step in range(1000):
+        for do in (call, communicate) if fsdp or (step + rank.rank) % 2 else (communicate, call):
+            do()
+        if step % 20 == 19:
+            torch.cuda.synchronize()
+    return bool(wrong)
+
+
+@needs_2_gpus
+@pytest.mark.parametrize("fsdp", [False, True])
+def test_a_yielding_exchange_beside_collectives_that_start_in_another_order(fsdp: bool) -> None:
+    assert run_on_ranks(2, _beside, fsdp) == [False, False]
 
 
 def _uneven(
