@@ -252,7 +252,7 @@ def test_options_that_do_not_fit_the_ranks() -> None:
 
 
 def _beside(rank: Rank, fsdp: bool) -> bool:
-    """Whether 1,000 steps of random delays have other bits than one alone, beside collectives on another stream."""
+    """Return true if steps with random delays, beside collectives on another stream, had other bits than one alone."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
