@@ -184,8 +184,7 @@ class EntropyLoss(LossModule):
         learns = learns_from(logits)
         if learns and self.options.objective is not None and self.options.reduction == "none":
             # The loss of a row may depend on other rows, so that each upstream gradient needs derivatives of its own.
-            named = self.arguments(target, rows, logits=logits)
-            self.check_columns("logits", logits.shape[-1], logits.device)
+            named = self._checked(logits, target, rows)
 
             def computed(inputs: Any, target: Any, named: Any, wanted: Sequence[bool]) -> tuple[Any, tuple[Any]]:
                 grad: Any = ("none", "in_place" if self.in_place else "new")[wanted[0]]
@@ -203,6 +202,12 @@ class EntropyLoss(LossModule):
             return compute()[0]
         return GradientsInForward.apply(compute, logits)
 
+    def _checked(self, logits: Tensor, target: Any, rows: dict[str, Any]) -> dict[str, Any]:
+        """Return `arguments`, once it is known that the ranks' columns fit together. Collective in a first call."""
+        named = self.arguments(target, rows, logits=logits)
+        self.check_columns("logits", logits.shape[-1] if logits.dim() else 0, logits.device)
+        return named
+
     def call_of(
         self, logits: Tensor, target: Tensor | TopK, rows: dict[str, Any], learns: bool
     ) -> Callable[..., EntropyLossResult]:
@@ -210,8 +215,7 @@ class EntropyLoss(LossModule):
         form_of_call = form_of(logits, target, {**rows, "learns": learns, "may_learn": torch.is_grad_enabled()})
         if (repeated := self.remembered.get(form_of_call)) is not None:
             return repeated
-        arguments = self.arguments(target, rows, logits=logits)
-        self.check_columns("logits", logits.shape[-1] if logits.dim() else 0, logits.device)
+        arguments = self._checked(logits, target, rows)
 
         def first_call(logits: Tensor, target: Any, rows: dict[str, Any]) -> EntropyLossResult:
             arguments["grad"] = "none" if not learns else "in_place" if self.in_place else "new"
