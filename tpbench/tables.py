@@ -22,6 +22,8 @@ from tpbench.suggestions import printable
 
 MISSING = "-"
 """Text of a value that does not exist."""
+UNDECIDED = "?"
+"""Mark of a ratio whose interval includes a tie."""
 STYLES = {"best": "green", "bad": "red", "dim": "dim", "warning": "bold yellow"}
 """Kinds of a cell or a note, with their styles on a terminal. A page has a CSS class for each."""
 

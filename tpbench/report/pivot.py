@@ -12,12 +12,11 @@ from tpbench.report.analysis.grid import RecordGrid, arrange_rows, disagreements
 from tpbench.report.analysis.row_values import Metric, Record, metric
 from tpbench.settings import JobError
 from tpbench.suggestions import number, printable_reason, ratio_text
-from tpbench.tables import MISSING, Document, Table, TableCell, value_cell, value_text
+from tpbench.tables import MISSING, UNDECIDED, Document, Table, TableCell, value_cell, value_text
 
 FAILED = {"oom": "bad", "wrong": "bad", "timeout": "bad", "error": "bad", "skipped": "dim"}
 """Kinds of the cells of rows that are not ok, by status."""
-UNDECIDED = "?"
-"""Mark of a ratio whose interval includes a tie."""
+UNDECIDED_NOTE = f"{UNDECIDED} undecided: two runs may differ as much by chance alone, or samples are too few to tell"
 _NOT_RUN = TableCell(MISSING, kind="dim")
 
 
@@ -107,9 +106,8 @@ def legend(tables: Sequence[Table], shown: Metric) -> list[str]:
     """Return the meaning of the marks that occur, and of "ok" without a value."""
     cells = [cell for table in tables for row in table.cells for cell in row[table.keys :]]
     text = " ".join(cell.text for cell in cells)
-    undecided = f"{UNDECIDED} undecided: two runs may differ as much by chance alone, or samples are too few to tell"
     further = {
-        undecided: UNDECIDED in text,
+        UNDECIDED_NOTE: UNDECIDED in text,
         f"ok: correct, but without {shown.name}": any(cell.value == "ok" for cell in cells),
         f"(2.000x, 1.981 to 2.019): {INTERLEAVED_METHOD}": any("interleaved" in cell.note for cell in cells),
     }

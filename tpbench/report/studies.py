@@ -11,15 +11,25 @@ import numpy as np
 import pandas as pd
 
 from tpbench.report.analysis import row_values
-from tpbench.report.analysis.comparison import ratios_to_best
+from tpbench.report.analysis.comparison import Ratio, ratios_to_best
 from tpbench.report.analysis.grid import RecordGrid, arrange_rows, disagreements, heading, row_records
 from tpbench.report.analysis.row_values import Record, column_label
-from tpbench.report.pivot import FAILED
+from tpbench.report.pivot import FAILED, UNDECIDED_NOTE
 from tpbench.results.current_rows import newest
 from tpbench.results.schema import COLUMN_LIST, all_columns
 from tpbench.settings import JobError
 from tpbench.suggestions import number, ratio_text, unknown
-from tpbench.tables import MISSING, Document, Table, TableCell, number_cell, short_text, value_cell, value_text
+from tpbench.tables import (
+    MISSING,
+    UNDECIDED,
+    Document,
+    Table,
+    TableCell,
+    number_cell,
+    short_text,
+    value_cell,
+    value_text,
+)
 from tpbench.workloads import Study, workloads
 from tpbench.workloads.study_data import Panel, Picture, Series
 
@@ -90,6 +100,8 @@ def cell_table(grid: RecordGrid, study: Study, names: Sequence[str]) -> Table | 
     if len(statuses) == 1 and statuses.pop().startswith("ok"):
         del columns["status"]
         notes = [f"All cells: {note}" for note in notes]
+    if any(UNDECIDED in cell.text for cell in columns.get("of best", ())):
+        notes = [*notes, UNDECIDED_NOTE]
     columns |= {name: column for name, column in filled.items() if name != "status"}
     rows = [*zip(*keys.values(), *columns.values(), strict=True)]
     return Table(heading(facts), [*keys, *columns], rows, facts, notes, keys=len(keys)) if filled else None
@@ -129,11 +141,16 @@ def compared_with_best(grid: RecordGrid, study: Study) -> dict[str, list[TableCe
         pairs = zip(grid.key_names, record.key, strict=True)
         groups[tuple(value for key, value in pairs if key not in study.compared_across)].append(record)
     ratios = {
-        id(record): ratio and ratio.value
+        id(record): ratio
         for group in groups.values()
         for record, ratio in zip(group, ratios_to_best(group, row_values.metric(name)), strict=True)
     }
-    return {"of best": [number_cell(ratios[id(record)], ratio_text) for record in grid.records]}
+    return {"of best": [_ratio_cell(ratios[id(record)]) for record in grid.records]}
+
+
+def _ratio_cell(ratio: Ratio | None) -> TableCell:
+    mark = UNDECIDED if ratio and not ratio.decided else ""
+    return number_cell(ratio and ratio.value, lambda value: ratio_text(value) + mark)
 
 
 def study_picture(frame: pd.DataFrame, name: str) -> Picture:

@@ -66,6 +66,7 @@ SPREADS = {
     CHAINED: RunSpread(0.01, of_interval=2.5, between_runs=0.03, between_hosts=0.03),
     WALL: RunSpread(0.015, of_spread=0.5, between_runs=0.03, between_hosts=0.03),
 }
+"""By clock. Other clocks are assumed to scatter as wall times do."""
 ON_CPU = RunSpread(0.01, of_spread=1.0, between_runs=0.03, between_hosts=0.03)
 """Runs on CPU cores that other programs use, too."""
 COUNTED = RunSpread(0.003, freedom=10)
@@ -174,7 +175,9 @@ def _spread_and_clock(row: Record, shown: Metric) -> tuple[RunSpread, Clock]:
     """Return how runs are assumed to scatter in a metric, and its clock: of rates the device's, if it was measured."""
     by_device = shown.better > 0 and row.get(DEVICE.samples) is not None
     clock = shown.clock or (DEVICE if by_device else WALL)
-    return COUNTED if shown.is_counted else ON_CPU if row.get("device") == "cpu" else SPREADS[clock], clock
+    return COUNTED if shown.is_counted else ON_CPU if row.get("device") == "cpu" else SPREADS.get(
+        clock, SPREADS[WALL]
+    ), clock
 
 
 def _assumed_variance(row: Record, shown: Metric) -> tuple[float, bool]:

@@ -15,18 +15,20 @@ from typing import Any
 import pandas as pd
 
 from tpbench.settings import spelled
-from tpbench.tables import MISSING, Table, TableCell, number_cell
+from tpbench.tables import MISSING, UNDECIDED, Table, TableCell, number_cell
 from tpbench.workloads.train_step.problem import TrainStep
 
 BASELINE = "torch"
 CONFIDENCE = 0.95
-PROBLEM = (
-    "gpu_name", "dtype", "model", "num_layers", "batch_size", "seq_length", "accumulate", "dp_size", "tp_size",
-    "variant", "compile", "graph", "activation_checkpointing", "autocast", "attention", "vocab_parallel",
-    "torch_version",
-)  # fmt: skip
+SETTINGS = {
+    name: spelled(each.default)
+    for each in fields(TrainStep)
+    if each.metadata["column"] and (name := each.name) not in ("train_loss", "dtype", "steps", "warmup_steps")
+}
+"""Defaults of the other settings, without those that only say how many steps are measured. Older rows lack some."""
+PROBLEM = ("gpu_name", "dtype", *SETTINGS, "dp_size", "tp_size", "variant", "graph", "torch_version")
 """Columns that must agree for losses to be compared."""
-USUAL = {each.name: spelled(each.default) for each in fields(TrainStep)} | {"dtype": "", "graph": "false"}
+USUAL = SETTINGS | {"dtype": "", "graph": "false"}
 """Values that a heading leaves out."""
 MEASURED = ("tokens_per_s_per_gpu", "time_ms", "launch_ms", "peak_gib", "steady_gib", "memory_limit_gib")
 COLUMNS = (
@@ -35,7 +37,8 @@ COLUMNS = (
 )  # fmt: skip
 NOTES = (
     "of torch's time: a geometric mean over the sweeps that measured both losses, with the 95% interval of a t test of "
-    "the logarithms. Other numbers are medians over the sweeps",
+    "the logarithms. Other numbers are medians over the sweeps. ?: undecided, because the interval includes 1.000x, "
+    "there is one sweep only, or the medians of the times are in the other order",
     "batch that fits: the largest batch_size for which a rank's memory is expected to suffice, if what a step adds to "
     "steady_gib grows in proportion, by each sweep's memory. It was not run",
 )
@@ -45,6 +48,7 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
     """Return a table with a line for each loss of each problem that was measured with torch's loss, too."""
     names = [*PROBLEM, "train_loss", "sweep_id", *MEASURED]
     frame = pd.DataFrame([[row.get(name) for name in names] for row in rows], columns=names)
+    frame = frame.fillna({name: value for name, value in SETTINGS.items() if value != "null"})
     frame[[*PROBLEM]] = frame[[*PROBLEM]].map(spelled)
     frame[[*MEASURED]] = frame[[*MEASURED]].astype(float)
     compared = frame.groupby([*PROBLEM], sort=False)["train_loss"].transform(lambda losses: losses.nunique() > 1)
@@ -76,7 +80,7 @@ def _lines(of_sweeps: pd.DataFrame, batch_size: int) -> list[list[TableCell]]:
                 number_cell(len(sweeps), "{:.0f}".format),
                 number_cell(middle["tokens_per_s_per_gpu"], "{:.0f}".format),
                 number_cell(middle["time_ms"], "{:.1f}".format),
-                ratio_cell(sweeps["time_ms"] / baseline["time_ms"]) if compared else TableCell(MISSING),
+                ratio_cell(sweeps["time_ms"], baseline["time_ms"]) if compared else TableCell(MISSING),
                 number_cell(middle["launch_ms"] if middle["launch_ms"] > 0 else None, "{:.1f}".format),
                 number_cell(middle["peak_gib"], "{:.2f}".format),
                 number_cell(baseline["peak_gib"].median() - middle["peak_gib"] if compared else None, "{:.2f}".format),
@@ -97,16 +101,18 @@ def _batch_cell(sweeps: pd.DataFrame, batch_size: int) -> TableCell:
     return TableCell(f"{least}" if least == largest else f"{least} to {largest}", least)
 
 
-def ratio_cell(ratios: pd.Series[float]) -> TableCell:
-    """Return the geometric mean of the sweeps' ratios, with its interval if there are several."""
+def ratio_cell(times: pd.Series[float], baseline: pd.Series[float]) -> TableCell:
+    """Return the geometric mean of the ratios of sweeps with both times, with its interval if there are several."""
     from scipy import special
 
-    logs = ratios.dropna().map(math.log)
+    logs = (times / baseline).dropna().map(math.log)
     if logs.empty:
         return TableCell(MISSING)
     mean = math.exp(logs.mean())
     if len(logs) == 1:
-        return TableCell(f"{mean:.3f}x", mean)
+        return TableCell(f"{mean:.3f}x{UNDECIDED}", mean)
     reach = float(special.stdtrit(len(logs) - 1, (1 + CONFIDENCE) / 2)) * float(logs.std()) / math.sqrt(len(logs))
     low, high = (mean * math.exp(sign * reach) for sign in (-1, 1))
-    return TableCell(f"{mean:.3f}x, {low:.3f} to {high:.3f}", mean, note=f"{low:.4g} to {high:.4g}")
+    decided = not low <= 1 <= high and (mean < 1) == (times.median() < baseline.median())
+    mark = "" if decided else UNDECIDED
+    return TableCell(f"{mean:.3f}x{mark}, {low:.3f} to {high:.3f}", mean, note=f"{low:.4g} to {high:.4g}")
