@@ -44,10 +44,10 @@ def version(path: Path) -> str:
     return digest.hexdigest()[:12]
 
 
-def function(path: Path, name: str, parameters: Collection[str]) -> str:
+def function(path: Path, name: str, parameters: Collection[str], one_of: Collection[str]) -> str:
     """Return PATH:NAME@VERSION of a function at a file's top level.
 
-    Raises JobError if there is none of that name, or if it needs other parameters than these.
+    Raises JobError if there is none of that name, if it needs other parameters than these, or has none of `one_of`.
     """
     path = path.resolve()
     functions = {node.name: node.args for node in parsed_files(path)[path].body if isinstance(node, ast.FunctionDef)}
@@ -59,6 +59,8 @@ def function(path: Path, name: str, parameters: Collection[str]) -> str:
     for parameter in needed:
         if parameter.arg not in parameters:
             raise JobError(f"{path.name}:{name}: {unknown('parameter', parameter.arg, parameters)}")
+    if not {parameter.arg for parameter in (*given.posonlyargs, *given.args, *given.kwonlyargs)} & {*one_of}:
+        raise JobError(f"{path.name}:{name} must have one of the parameters {', '.join(one_of)}")
     return f"{path}:{name}@{version(path)}"
 
 

@@ -252,7 +252,10 @@ def test_new_writes_a_file_that_can_run(workload: str, folder: Path, capsys: pyt
 def test_a_function_of_a_file_as_the_loss(tmp_path: Path) -> None:
     """A loss's name in a problem has the hash of the file. Wrong names are refused without running the file."""
     file = tmp_path / "own.py"
-    file.write_text("def cispo(logprobs, advantages, limit=5.0):\n    1 / 0\n\n\ndef other(logprobs, rewards): ...\n")
+    file.write_text(
+        "def cispo(logprobs, advantages, limit=5.0):\n    1 / 0\n\n\n"
+        "def other(logprobs, rewards): ...\n\n\ndef constant(mask): ...\n"
+    )
     values = composed_jobs.composed("variant=linear_tp", "shape=tiny_head_tp2", f"loss={file}:cispo")
     assert values["loss"] == "logprob" and values["objective"].startswith(f"{file}:cispo@")
     assert loading.function_of(values["objective"]).__name__ == "cispo"
@@ -262,6 +265,11 @@ def test_a_function_of_a_file_as_the_loss(tmp_path: Path) -> None:
     (line,) = rewritten([f"loss=policy,{file}:cispo"])
     cell = overrides_of_cell(accepted_by_hydra(["variant=linear_tp", "loss=" + line.rpartition(",")[2]]))
     assert cell == f"variant=linear_tp loss={file}:cispo"
-    for name, message in (("cisp", "function in own.py is called cisp, did you mean cispo"), ("other", "rewards")):
+    wrong = {
+        "cisp": "function in own.py is called cisp, did you mean cispo",
+        "other": "rewards",
+        "constant": "logprobs",
+    }
+    for name, message in wrong.items():
         with pytest.raises(JobError, match=message):
             rewritten([f"loss={file}:{name}"])

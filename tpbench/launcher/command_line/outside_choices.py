@@ -18,7 +18,7 @@ from tpbench.results.read import LABEL
 from tpbench.results.schema import COMMON_COLUMNS, workload_columns
 from tpbench.settings import JobError, user_path
 from tpbench.workloads import NAMES, variants
-from tpbench.workloads.losses import OBJECTIVE_PARAMETERS
+from tpbench.workloads.losses import DIFFERENTIATED_PARAMETERS, OBJECTIVE_PARAMETERS
 
 SHARED_COLUMNS = {"seed": int, "tokens": int, "vocab": int, "dtype": str}
 """Columns of every row that hold fields of several workloads' problems, with their types."""
@@ -50,7 +50,7 @@ def choice_name(group: str, typed: str, folders: Sequence[Path] = ()) -> str | N
         return None if (outside := find_outside(typed)) is None else _variant_name(outside)
     if group == "loss" and path.endswith(".py"):
         file = user_path(path, "the file of a loss").resolve()
-        function = source.function(file, name, OBJECTIVE_PARAMETERS)
+        function = source.function(file, name, OBJECTIVE_PARAMETERS, DIFFERENTIATED_PARAMETERS)
         user_files.add(function)
         return _added(group, f"{file}:{name}", {"loss": "logprob", "objective": function})
     if group == "model" and "/" in typed:

@@ -100,7 +100,9 @@ class LossProblem:
         return complaints
 
 
-OBJECTIVE_PARAMETERS = ("logprobs", "entropy", "sequences", "old_logprobs", "ref_logprobs", "advantages", "mask")
+DIFFERENTIATED_PARAMETERS = ("logprobs", "entropy")
+"""Those that carry gradients: a user's own loss has at least one of them."""
+OBJECTIVE_PARAMETERS = (*DIFFERENTIATED_PARAMETERS, "sequences", "old_logprobs", "ref_logprobs", "advantages", "mask")
 """The parameters that a user's own loss may have. Others need a default."""
 SEQUENCE = 256
 """Rows of a sequence of the policy loss, which have one advantage."""

@@ -120,7 +120,8 @@ def objective_losses(
     sequences = torch.arange(len(lengths), device=logprobs.device).repeat_interleave(lengths)
     computed = {"logprobs": logprobs, "entropy": entropy, "sequences": sequences}
     given = {name: values.to(logprobs.dtype) for name, values in objective_inputs(objective, rows).items()}
-    result = objective.function(**{name: computed[name] for name in objective.computed}, **given)
+    with objective.named_errors():
+        result = objective.function(**{name: computed[name] for name in objective.computed}, **given)
     return result if isinstance(result, tuple) else (result, {})
 
 
