@@ -1,5 +1,6 @@
 """Calls of other projects' linear losses. Only ranks that run them import this module."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -73,18 +74,48 @@ def verl(problem: LinearLoss, shard: Shard) -> Step:
     packages = ("verl", "verl.utils")  # they need Ray and an inference engine
     import_alone("verl.utils.kernel.kernels", packages)
     function = import_alone("verl.utils.kernel.linear_cross_entropy", packages).linear_cross_entropy
+
+    def statistics(hidden: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        logprobs, entropies = function(hidden, weight, labels, problem.temperature, "none", shard.group)
+        return logprobs, entropies
+
+    return _step_of_logprobs(problem, shard, statistics, 4)
+
+
+def liger_tp(problem: LinearLoss, shard: Shard) -> Step:
+    """https://github.com/linkedin/Liger-Kernel: LigerFusedLinearScaledCrossEntropyTPFunction, in chunks of 512 rows.
+
+    It is written in torch unless Liger's package of NVSHMEM kernels is installed.
+    """
+    from liger_kernel.ops import LigerFusedLinearScaledCrossEntropyTPFunction
+
+    def statistics(hidden: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        result = LigerFusedLinearScaledCrossEntropyTPFunction.apply(
+            hidden, weight, labels, shard.group, problem.temperature, IGNORED, 1, problem.entropy
+        )
+        losses, entropies = result if problem.entropy else (result, result)
+        return -losses, entropies
+
+    return _step_of_logprobs(problem, shard, statistics, 3 + problem.entropy, sums=True)
+
+
+def _step_of_logprobs(
+    problem: LinearLoss, shard: Shard, statistics: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
+    numbers: int, *, sums: bool = False,
+) -> Step:  # fmt: skip
+    """Return the step of a function of log-probabilities and entropies, whose ranks exchange `numbers` for each row."""
     assert shard.labels is not None
     labels, counts = shard.labels, shard.labels != IGNORED
-    number, is_logprob = rows_that_count(labels), problem.loss == "logprob"
+    count, is_logprob = rows_that_count(labels), problem.loss == "logprob"
 
     def losses_of(hidden: Tensor, weight: Tensor) -> Losses:
-        logprobs, entropies = function(hidden, weight, labels, problem.temperature, "none", shard.group)
+        logprobs, entropies = statistics(hidden, weight, labels)
         logprobs = logprobs.where(counts, 0.0)
-        mean = (logprobs if is_logprob else -logprobs).sum() / number
+        mean = (logprobs if is_logprob else -logprobs).sum() / count
         return mean, logprobs if is_logprob else None, entropies.where(counts, 0.0) if problem.entropy else None
 
-    sent = bytes_of_statistics(4, shard) + bytes_of_gradient(problem, shard)
-    return Step(lambda: differentiated(problem, shard, losses_of), sent)
+    sent = bytes_of_statistics(numbers, shard) + bytes_of_gradient(problem, shard)
+    return Step(lambda: differentiated(problem, shard, losses_of, sums=sums), sent)
 
 
 def quack(problem: LinearLoss, shard: Shard) -> Step:

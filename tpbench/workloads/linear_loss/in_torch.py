@@ -73,11 +73,16 @@ def compiled(problem: LinearLoss, shard: Shard) -> Step:
     return step_of_mean(problem, shard, torch.compile(mean_loss, fullgraph=True, dynamic=False))
 
 
-def differentiated(problem: LinearLoss, shard: Shard, losses_of: Callable[[Tensor, Tensor], Losses]) -> Output:
-    """Return the losses of (hidden, weight) and, for training, the gradients of `objective`, summed over the ranks."""
+def differentiated(
+    problem: LinearLoss, shard: Shard, losses_of: Callable[[Tensor, Tensor], Losses], *, sums: bool = False
+) -> Output:
+    """Return the losses of (hidden, weight) and, for training, the gradients of `objective`, summed over the ranks.
+
+    sums: the backward pass of `losses_of` sums the hidden states' gradient itself.
+    """
     factors = shard.hidden, shard.weight
     losses, grads = formulas.differentiated(factors, losses_of, partial(objective, shard), trains=problem.trains)
-    return Output(*losses, *((shard.reduce(grads[0]), grads[1]) if grads else ()))
+    return Output(*losses, *((grads[0] if sums else shard.reduce(grads[0]), grads[1]) if grads else ()))
 
 
 def objective(shard: Shard, loss: Tensor, logprob: Tensor | None, entropy: Tensor | None) -> Tensor:

@@ -143,6 +143,14 @@ def _verl(problem: LinearLoss, tp_size: int) -> str | None:
     return None if problem.loss == "logprob" else losses.labels_only(problem, tp_size)
 
 
+def _liger_tp(problem: LinearLoss, tp_size: int) -> str | None:
+    if tp_size == 1:
+        return "it needs a group of ranks"
+    return losses.uneven(problem, tp_size) or (
+        None if problem.loss == "logprob" else losses.labels_only(problem, tp_size)
+    )
+
+
 def quack_chunk_rows(problem: LinearLoss) -> int | None:
     """Return QuACK's default chunk size, or one near it, or None. QuACK 0.6.5 raises an error for a chunk with as many
     rows, after padding to a multiple of 128, as the hidden states have columns."""
@@ -206,4 +214,6 @@ _cute = "Liger's CuTe kernels for Hopper: liger_fused_linear_cross_entropy_sm90,
 peer("linear_liger_cutedsl", "liger_kernel cutlass", first_of(labels_on_one_rank, _liger_cutedsl), _cute)
 peer("linear_cce", "cut_cross_entropy", _cce, "Apple's cut-cross-entropy in Triton, with its filter of small gradients")
 peer("linear_verl", "verl", _verl, "verl's Triton kernel: log-probabilities and entropies", options={"entropy"})
+_scaled = "Liger's LigerFusedLinearScaledCrossEntropyTPFunction: the same in torch, in chunks of 512 rows"
+peer("linear_liger_tp", "liger_kernel", _liger_tp, _scaled, options={"entropy"})
 peer("linear_quack", "quack", first_of(labels_on_one_rank, _quack), "QuACK's chunked_linear_cross_entropy in CuTe")
