@@ -6,15 +6,18 @@ gradient before it reduces the row's second half. Every tile has a place for eac
 in registers. Two or three programs share a multiprocessor: one computes while another moves memory.
 
 Jsd and total variation need both softmaxes of a row before a second sum over its columns. So their words travel twice.
-Memory is read once. Each column of jsd takes six exponentials and logarithms, where reverse_kl takes three.
+Memory is read once. Each column of jsd takes five exponentials and logarithms, where reverse_kl takes three.
 
 Measured on an H200, 4096 rows in bf16:
 
 - labels: 0.649 ms in place of 0.862 at 151936 columns. Over two: 0.338 in place of 0.445.
-- jsd: 0.745, 1.514 and 1.951 ms at 65536, 131072 and 151936 columns, where reverse_kl takes 0.415, 0.888 and 1.034.
-  It took 0.989, 2.036 and 2.533 with five exponentials a column, but selects and guards against 0 times infinity:
-  predicates are few. Total variation takes 0.656, 1.329 and 1.707, and three kernels 2.229 and 2.623.
-  At 131072 columns jsd takes 1.751 with eight warps, and 1.530 to 1.600 with half of a tile and three or four programs.
+- jsd: 0.680, 1.411 and 1.765 ms at 65536, 131072 and 151936 columns, where reverse_kl takes 0.415, 0.875 and 1.025. It
+  took 0.735, 1.512 and 1.946 with q and p / q by exponentials of their own. The logarithm of the mixture itself needs
+  no ratio and takes 0.661, 1.361 and 1.739, but its rounding grows with the exponents. Total variation takes 0.656,
+  1.300 and 1.703, and three kernels took 2.229 and 2.623. Over two H200s jsd takes 0.890 at 151936 columns, and took
+  1.308 with twice the words to read.
+  At 131072 columns that jsd took 1.751 with eight warps, and 1.530 to 1.600 with half of a tile and three or four
+  programs.
 - a top k of 64: 0.647 and 0.725 ms at 131072 and 151936 columns, 0.699 and 1.050 before. Labels take 0.580 and 0.663.
 - Losses of two logits are slower here, as no tile stays in registers: 0.968 ms, not 0.860, at 128256 columns.
 - Options at 151936 columns, where labels take 0.652 ms. A bonus took 0.869, mostly for comparisons with 0, then 0.717,
@@ -22,7 +25,8 @@ Measured on an H200, 4096 rows in bf16:
   gradient.
 - A softcap takes 1.052, 1.6 times labels. Its 4.6 exponentials and reciprocals a column keep their unit busy for 70% of
   the time (81% in a whole row); for 17% warps wait for code, a loop of 90 KiB. One reciprocal for eight columns takes
-  1.047, Newton's method 1.144, three programs with a packed minimum 1.184.
+  1.047, Newton's method 1.144, three programs with a packed minimum 1.184, eight warps 1.258, and with these a
+  polynomial for one of four exponentials 1.246.
 - Over two H200s eight warps are faster: at 131072 columns an entropy bonus took 0.380 in place of 0.467 ms.
 """
 
@@ -30,7 +34,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from tpbench.kernels.one_pass import exchange, kernels, layouts, ptx, rows, states, targets, tiles
-from tpbench.kernels.row_terms import LEAST_EXPONENT, LN_2, reference
+from tpbench.kernels.row_terms import LN_2, reference
 
 PLACES = gl.constexpr(3)
 """Rows of `mixture_kernel` that are under way."""
@@ -137,11 +141,7 @@ def _divergences(walk, at, state, copied_row, copied, SPEC: gl.constexpr):
         tiles.copy_tile(walk, at, copied_row, copied, tile_of_row, tile_of_row, SPEC)
         x, slope = states.exponents(raw_x, walk.scales.logits, reference_x, SPEC.SOFTCAP)
         t, _ = states.exponents(raw_t, walk.scales.target, reference_t, SPEC.TARGET_SOFTCAP)
-        x = gl.maximum(x, LEAST_EXPONENT)
-        t = gl.maximum(t + shift, LEAST_EXPONENT)
-        over_p, over_q = states.over_mixture(x, t, SPEC)
-        p = ptx.exp2(x)  # s times p and q
-        q = ptx.exp2(t)
+        x, p, q, over_p, over_q = states.compare_softmaxes(x, t + shift, SPEC)
         if (SPEC.SOFTCAP > 0 or SPEC.TARGET_SOFTCAP > 0) and not layouts.is_whole(tile_of_row, SPEC):
             inside = layouts.inside_softmax(x, walk.valid, tile_of_row, SPEC)
             p, q = gl.where(inside, p, 0.0), gl.where(inside, q, 0.0)

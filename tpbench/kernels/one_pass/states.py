@@ -20,6 +20,9 @@ from tpbench.kernels.one_pass import layouts, ptx
 from tpbench.kernels.row_terms import LEAST_EXPONENT, LOG2_E, State, numbers_of, reference, shifted, state_of, weigh
 
 INF = gl.constexpr(float("inf"))
+LEAST_COMPARED = gl.constexpr(-100.0)
+EXP_OF_LEAST = gl.constexpr(2.0**-100)
+"""The least exponent of a softmax that is compared with another one, and its exponential, which has no effect."""
 
 
 class TileState(NamedTuple):
@@ -73,20 +76,26 @@ def exponents(values, scale, reference, SOFTCAP: gl.constexpr):
 
 
 @gluon.jit
-def over_mixture(x, t, SPEC: gl.constexpr):
-    """For jsd: from finite exponents with t - x = log2(q / p) the logarithms of mixture / p and mixture / q.
+def compare_softmaxes(x, t, SPEC: gl.constexpr):
+    """From exponents with t - x = log2(q / p): x limited to finite numbers, and the numbers of both softmaxes.
 
-    For total variation in their place sign(q - p) / 2 and sign(p - q) / 2, times log2(e).
+    They are 2^x and 2^t, which are in proportion to p and q, and for jsd the logarithms of mixture / p and mixture / q.
+    For total variation in place of the logarithms sign(q - p) / 2 and sign(p - q) / 2, times log2(e).
     """
-    difference = t - x
     if SPEC.LOSS == "total_variation":
-        half = gl.where(difference < 0.0, -LOG2_E / 2, gl.where(difference > 0.0, LOG2_E / 2, 0.0))
-        return half, half * -1.0
+        x = gl.maximum(x, LEAST_EXPONENT)
+        t = gl.maximum(t, LEAST_EXPONENT)
+        half = gl.where(t < x, -LOG2_E / 2, gl.where(t > x, LOG2_E / 2, 0.0))
+        return x, ptx.exp2(x), ptx.exp2(t), half, half * -1.0
     else:
-        above = gl.maximum(difference, 0.0)
-        weight = gl.where(difference > 0.0, SPEC.BETA, 1.0 - SPEC.BETA)
-        base = ptx.log2(gl.fma(ptx.exp2(gl.abs(difference) * -1.0), 1.0 - weight, weight))
-        return base + above, base + (above - difference)
+        # The ratio q / p is finite: t is at most the logarithm of the number of columns.
+        x = gl.maximum(x, LEAST_COMPARED)
+        difference = gl.maximum(t - x, LEAST_EXPONENT)
+        exp_x = ptx.exp2(x)
+        ratio = ptx.exp2(difference)
+        over_p = ptx.log2(gl.fma(ratio, SPEC.BETA, 1.0 - SPEC.BETA))
+        # An -inf has the gradient 0.
+        return x, exp_x - EXP_OF_LEAST, exp_x * ratio, over_p, over_p - difference
 
 
 @gluon.jit

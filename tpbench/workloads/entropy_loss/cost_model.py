@@ -105,16 +105,18 @@ def sends_parts(label: str) -> bool:
 def parts_of_row(size: LossSize) -> int:
     """Return for how many parts of a row each rank of Hopper GPUs sends numbers, some of them empty.
 
-    It is a power of two, for shards of up to twice the even share. `tpbench.kernels.one_pass.tiling` decides it, which
-    needs torch.
+    It is a power of two, for shards of up to 1.5 times the even share. `tpbench.kernels.one_pass.tiling` decides it,
+    which needs torch.
     """
     matrices = 1 if size.loss in LABEL_LOSSES else 2
     row_bytes, part_bytes = int(size.gathered(1) / size.tokens) * matrices, 2**17
     if size.loss in COMPARING_LOSSES:
         part_bytes = 2**15
-    elif matrices == 1 and row_bytes > 2**15 and not is_power_of_two(row_bytes):
-        part_bytes = 7 * 2**13  # two programs share a multiprocessor
-    return 1 << (2 * math.ceil(row_bytes / part_bytes) - 1).bit_length()
+    elif matrices == 1 and row_bytes > 2**15:
+        padded = 1 << (row_bytes - 1).bit_length()
+        if row_bytes < (0.95 * padded if padded <= 2**17 else padded):
+            part_bytes = 7 * 2**13  # two programs share a multiprocessor
+    return 1 << (math.ceil(1.5 * math.ceil(row_bytes / part_bytes)) - 1).bit_length()
 
 
 def is_replaced(row: Mapping[str, Any]) -> bool:
