@@ -58,9 +58,9 @@ def _of_present_code(frame: pd.DataFrame) -> list[MeasuredCell]:
     for version in sorted(versions, key=lambda rows: rows["started_at"].max(), reverse=True):
         found: dict[tuple[str, str], dict[LossSize, MeasuredCell]] = defaultdict(dict)
         for row in (record for grid in arrange_rows(version) for record in grid.records):
-            alone = row["device"] == "cuda" and (row["nodes"] or 1) == 1 and not row["beside"]  # it had one host alone
+            on_one_node = row["device"] == "cuda" and (row["nodes"] or 1) == 1
             excluded = " block_cap=" in row.column or is_replaced(row)
-            if alone and is_measurement(row) and not excluded and (size := size_of(row)):
+            if on_one_node and is_measurement(row) and not excluded and (size := size_of(row)):
                 found[row["gpu_name"], row.column][size] = MeasuredCell(row.column, size, row)
         for key, cells in found.items():
             newer = present[key]

@@ -30,7 +30,7 @@ def test_usable_rows(rows):
     with pytest.raises(JobError, match="was measured on a GPU"):
         measured(rows[rows.status == "skipped"])
     with pytest.raises(JobError, match="was measured on a GPU"):
-        measured(rows.assign(beside="another-sweep"))
+        measured(rows.assign(nodes=2))
 
 
 def test_rows_of_replaced_code_are_not_those_of_today(tmp_path):

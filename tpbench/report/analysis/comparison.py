@@ -37,7 +37,8 @@ TRIMMED = 0.2
 INTERLEAVED_METHOD = (
     "the ratio of the medians of cells that were measured interleaved, A B B A. The interval follows from the ratios "
     f"of single rounds, from {2 * FEWEST} rounds on: a t test of the logarithms' trimmed mean, with its distance to "
-    f"the ratio of the medians, and {SETUP_SCATTER:.1%} for the set-up. Drift that is steady over four rounds cancels"
+    f"the ratio of the medians, and {SETUP_SCATTER:.1%} for the set-up. Drift that is steady over four rounds cancels. "
+    "Another process or host may differ by more"
 )
 _NORMAL_5_TO_95 = 2 * NormalDist().inv_cdf(0.95)
 _NORMAL_INTERVAL = 2 * NormalDist().inv_cdf((1 + CONFIDENCE) / 2)

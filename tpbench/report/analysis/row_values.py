@@ -20,7 +20,7 @@ TITLES = {clock.column: clock.title for clock in (*DECIDING, *TIMED)} | {
 }
 """Metrics that pictures and pages show first, with their titles."""
 
-INTERPRETED, SINGLE_PASS, CONTRADICTED, HOST_BOUND, THROTTLED, GRAPH_MEMORY, BELOW_FLOOR = "*^≠†‡§¶"
+INTERPRETED, SINGLE_PASS, CONTRADICTED, HOST_BOUND, THROTTLED, SHARED_HOST, GRAPH_MEMORY, BELOW_FLOOR = "*^≠†‡‖§¶"
 TOLERANCE = 0.05
 """Share by which a time may be below its floor, or a device time above its wall time: both are measurements."""
 MARKS = {
@@ -30,6 +30,7 @@ MARKS = {
     f"{TOLERANCE:.0%}, so it isn't a measurement",
     HOST_BOUND: "host-bound: the device is idle for more than a fifth of the wall time",
     THROTTLED: "throttled: a GPU lowered its clocks while it measured (throttle_reasons)",
+    SHARED_HOST: "shared host: other GPUs of the host had work at the same time (beside)",
     GRAPH_MEMORY: "with graph_gib: peak_gib with the memory of CUDA graphs, which torch counts in part: an upper bound",
     BELOW_FLOOR: f"faster than its floor: by more than {TOLERANCE:.0%}, so the time, the floor or the result is wrong",
 }
@@ -104,7 +105,8 @@ def remark_marks(record: Record) -> str:
     least = (record["floor_ms"] or 0.0) * (1 - TOLERANCE)
     is_throttled = record["throttle_reasons"] not in (None, "none")
     below_floor = is_measurement(record) and any(time < least for time in times)
-    holds = {HOST_BOUND: record["bound"] == "host", THROTTLED: is_throttled, BELOW_FLOOR: below_floor}
+    holds = {HOST_BOUND: record["bound"] == "host", THROTTLED: is_throttled, SHARED_HOST: record["beside"]}
+    holds[BELOW_FLOOR] = below_floor
     return "".join(filter(holds.get, holds))
 
 
