@@ -260,8 +260,8 @@ def _errors(
 def pooled_errors(left_out: pd.DataFrame) -> dict[Any, float]:
     """Return the error of each kind and quantity within which `ERROR_BAR_SHARE` of the left-out cells lie.
 
-    A single variant has too few cells to tell it, so the cells of all variants count, on the GPU of the models. Those of
-    one rank, from cells of several, count for none: a plain gather's are off by 1.3 times, and those of kernels by 0.1.
+    A single variant has too few cells to tell it, so the cells of all variants count, on the GPU of the models.
+    Those of one rank, from cells of several, count for none: a plain gather's are off by 1.3 times, kernels' by 0.1.
     """
     errors = {}
     usable = (left_out["axis"] != GPU) & (left_out["error"] < math.inf) & (left_out["kind"] != "one rank")
