@@ -37,6 +37,13 @@ class Column:
         object.__setattr__(self, "unit", self.unit or unit)
 
 
+GEMM_TFLOPS = Column("gemm_tflops", float, "rate of a large square product in this dtype on this machine")
+NCCL_ALGORITHM = Column(
+    "nccl_algorithm", str, "what NCCL runs for an all-gather of the step's size: its kernel, or copy engine"
+)
+"""Columns of several workloads."""
+
+
 def declared(columns: Iterable[Column] | Mapping[str, str]) -> tuple[Column, ...]:
     """Return columns that a workload declares as such, or in a user's file only by name and meaning."""
     if isinstance(columns, Mapping):

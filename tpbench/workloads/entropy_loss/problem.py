@@ -74,8 +74,7 @@ WORKLOAD = EntropyLossWorkload(
     variant_class=EntropyLossVariant,
     headline=("loss", "tokens", "vocab"),
     columns=(
-        Column("loss_identical", bool, "true if all ranks had the same bits in every loss"),
-        Column("row_loss_error", float, "largest error of a row's loss, if the variant returns them", better=0),
+        *losses.LOSS_COLUMNS,
         Column("algorithm_used", str, "two_reads, two_kernels or one_read: which ran (triton_tp)", **_OF_KERNELS),
         Column("block_used", int, "columns of the kernels' block (triton_tp)", **_OF_KERNELS),
         # The largest number of the kernels that read the logits, of the occupancy the smallest.

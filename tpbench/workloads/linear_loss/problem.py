@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-from tpbench.columns import Column
+from tpbench.columns import GEMM_TFLOPS, Column
 from tpbench.measure import machine
 from tpbench.settings import setting
 from tpbench.workloads import Pivot, Study, Workload, losses
@@ -89,15 +89,14 @@ WORKLOAD = LinearLossWorkload(
     problem=LinearLoss,
     headline=("loss", "tokens", "hidden", "vocab"),
     columns=(
-        Column("loss_identical", bool, "true if all ranks had the same bits in every loss"),
-        Column("row_loss_error", float, "largest error of a row's loss, if the variant returns them", better=0),
+        *losses.LOSS_COLUMNS,
         Column("entropy_error", float, "largest error of a row's entropy against the float64 oracle"),
         Column("hidden_grad_error", float, "of the hidden states' gradient the largest ||row - right|| / ||right||"),
         Column("weight_grad_error", float, "the same of the weight's gradient; ||right|| is at least the RMS of rows"),
         Column("products_ms", float, "the matrix products alone, alternately with the step", better=0, **_STUDIED),
         Column("over_products", float, "the step's time over products_ms, timed alternately", better=-1, **_STUDIED),
         Column("over_products_alone", float, "the same, each timed alone, so at its own clock", better=-1, **_STUDIED),
-        Column("gemm_tflops", float, "rate of a large square product in this dtype on this machine"),
+        GEMM_TFLOPS,
         Column("tflops", float, "operations of the busiest rank over the step's time", better=1, **_STUDIED),
         Column("above_outputs_gib", float, "peak memory beyond the step's gradients", better=-1, **_STUDIED),
         Column("workspace_gib", float, "memory shared with peers that the variant keeps between iterations", better=-1),

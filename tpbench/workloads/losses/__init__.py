@@ -7,10 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast
 
+from tpbench.columns import Column
 from tpbench.kernels import COMPARING_LOSSES, LABEL_LOSSES, KernelLoss
 from tpbench.settings import setting
 from tpbench.workloads import Workload
 
+LOSS_COLUMNS = (
+    Column("loss_identical", bool, "true if all ranks had the same bits in every loss"),
+    Column("row_loss_error", float, "largest error of a row's loss, if the variant returns them", better=0),
+)
 LARGEST_SCALE = {"bfloat16": 4.0, "float16": 32.0, "float32": 1024.0}
 """By the dtype to which variants may round logits, the largest factor on them that leaves errors to be found."""
 

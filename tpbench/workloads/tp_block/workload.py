@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tpbench.columns import Column
+from tpbench.columns import GEMM_TFLOPS, NCCL_ALGORITHM, Column
 from tpbench.workloads import Pivot, Study, Variant, Workload
 from tpbench.workloads.sizes import ITEM_BYTES
 from tpbench.workloads.tp_block.problem import TpBlock, linear_weights, unsupported_by_quack
@@ -101,9 +101,9 @@ WORKLOAD = BlockWorkload(
         Column("chained_forward_exposed_ms", float, "exposed_ms of forward passes back to back"),
         _profiled("tflops", float, "floating-point operations of the busiest rank over the step's time", better=1),
         _profiled("gemm_share", float, "share of gemm_tflops that the step reaches", better=0, percent=True),
-        Column("gemm_tflops", float, "rate of a large square product in this dtype on this machine"),
+        GEMM_TFLOPS,
         Column("gather_gb_per_s", float, "bandwidth of a large all-gather on this machine, bytes that a rank receives"),
-        Column("nccl_algorithm", str, "what NCCL runs for an all-gather of the step's size: kernel or copy engine"),
+        NCCL_ALGORITHM,
         _profiled("graph_gib", float, "graphs' memory between iterations; reports add it to peak_gib", by_variant=True),
         _profiled("workspace_gib", float, "memory shared with peers that is kept", better=-1, by_variant=True),
         _profiled("grad_norm", float, "norm of all weights' gradients, counting each weight once"),

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tpbench import packages
-from tpbench.columns import Column
+from tpbench.columns import GEMM_TFLOPS, NCCL_ALGORITHM, Column
 from tpbench.settings import spelled
 from tpbench.workloads import Pivot, Study, Workload
 from tpbench.workloads.train_step.documents import json_document
@@ -50,7 +50,7 @@ COLUMNS = (
     Column("tflops_per_gpu", float, "flops divided by the median step's time", "TFLOP/s", better=1),
     _shown("mfu", float, "the model's operations per second and rank, over peak_tflops", better=1, percent=True),
     Column("peak_tflops", float, "dense peak of the GPU in dtype by its datasheet"),
-    Column("gemm_tflops", float, "measured rate of a large square matrix product in this dtype"),
+    GEMM_TFLOPS,
     _shown("forward_ms", float, "forward passes of the median step on its slowest rank", better=-1),
     _shown("backward_ms", float, "backward passes of a step, as forward_ms", better=-1),
     _shown("optimizer_ms", float, "clipping and update of a step, as forward_ms", better=-1),
@@ -64,7 +64,7 @@ COLUMNS = (
     _shown("expected_gradients_gib", float, "estimated memory of a rank's gradients"),
     _shown("expected_optimizer_gib", float, "estimated memory of a rank's optimizer states"),
     _shown("expected_activations_gib", float, "estimated memory of a rank's activations or, if more, ZeRO's buffers"),
-    Column("nccl_algorithm", str, "what NCCL runs for an all-gather of the step's size: its kernel, or copy engine"),
+    NCCL_ALGORITHM,
     Column("losses", list, "mean loss of every step, including warm-up"),
     Column("grad_norms", list, "gradient norm before clipping of every step, including warm-up"),
     Column("grad_norm", float, "gradient norm before clipping of the last step"),
