@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tpbench.measure.clocks import TIMED
 from tpbench.settings import setting
 
 STEPS_FILE = "steps.log"
 """A file in the folder of a cell: a sweep prints the lines that a workload appends to it while it runs."""
+_CLOCKS = ", ".join(clock.name for clock in TIMED)
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,7 @@ class MeasureSettings:
     """How long and how exactly to measure."""
 
     measure: str = setting("default", help="name of these settings")
-    time_budget_s: float = setting(3.0, help="seconds that each clock (wall, device, chained) may take", low=0.0)
+    time_budget_s: float = setting(3.0, help=f"seconds that each clock ({_CLOCKS}) may take", low=0.0)
     min_iterations: int = setting(20, help="a clock measures at least so many iterations", low=1)
     max_iterations: int = setting(1000, help="a clock measures at most so many iterations", low=1)
     precision: float = setting(

@@ -12,6 +12,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from tpbench import packages
+from tpbench.measure.clocks import TIMED
 from tpbench.report.analysis.comparison import value_of
 from tpbench.report.analysis.grid import Key, RecordGrid, heading, sort_key
 from tpbench.report.analysis.row_values import TITLES, column_label, hover_text, interval_of, metric
@@ -32,7 +33,7 @@ PER_ROW, PANEL_WIDTH, PANEL_HEIGHT = 3, 3.3, 3.2
 """Most panels side by side, and the size of a panel in inches."""
 NAME_LETTERS, INCHES_PER_LETTER = 90, 0.075
 """Most letters of a name in the legend, and the width of a letter of a tick's label or of a title."""
-PLOTS = {"time": "time_ms", "device_time": "device_ms", "chained_time": "chained_ms", "memory": "peak_gib"}
+PLOTS = {f"{clock.prefix}time": clock.column for clock in TIMED} | {"memory": "peak_gib"}
 """Every plot by its name on the command line, with its metric by the size of the problem."""
 
 

@@ -13,9 +13,9 @@ Measured on an H200, 4096 rows in bf16:
 - labels: 0.649 ms in place of 0.862 at 151936 columns. Over two: 0.338 in place of 0.445.
 - jsd: 0.680, 1.411 and 1.765 ms at 65536, 131072 and 151936 columns, where reverse_kl takes 0.415, 0.875 and 1.025. It
   took 0.735, 1.512 and 1.946 with q and p / q by exponentials of their own. The logarithm of the mixture itself needs
-  no ratio and takes 0.661, 1.361 and 1.739, but its rounding grows with the exponents. Total variation takes 0.656,
-  1.300 and 1.703, and three kernels took 2.229 and 2.623. Over two H200s jsd takes 0.890 at 151936 columns, and took
-  1.308 with twice the words to read.
+  no ratio and takes 0.661, 1.361 and 1.739, but its rounding grows with the exponents.
+  Total variation takes 0.656, 1.300 and 1.703, and three kernels took 2.229 and 2.623.
+  Over two H200s jsd takes 0.890 at 151936 columns. It took 1.308 with twice the words to read.
   At 131072 columns that jsd took 1.751 with eight warps, and 1.530 to 1.600 with half of a tile and three or four
   programs.
 - a top k of 64: 0.647 and 0.725 ms at 131072 and 151936 columns, 0.699 and 1.050 before. Labels take 0.580 and 0.663.

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from tpbench import packages
-from tpbench.measure.clocks import CHAINED, DECIDING, WALL
+from tpbench.measure.clocks import DECIDING, TIMED, WALL
 from tpbench.report import plots
 from tpbench.report.analysis import row_values, verdicts
 from tpbench.report.analysis.comparison import INTERLEAVED_METHOD, METHOD, value_of
@@ -93,7 +93,8 @@ def _sections(judged: Sequence[tuple[str, RecordGrid, Any]], metric_name: str | 
             table = metric_table(grid, shown)
             caption = f"{TITLES[shown.name]} ({shown.name})" if shown.name in TITLES else shown.name
             tables.append((caption, replace(table, notes=[*table.notes, *legend([table], shown)])))
-        figures = [_figure(grid, name, anchor) for name in dict.fromkeys((clock, CHAINED.column)) if name in filled]
+        pictured = (clock, *(other.column for other in TIMED if other not in DECIDING))
+        figures = [_figure(grid, name, anchor) for name in pictured if name in filled]
         section = {"anchor": anchor, "grid": grid, "heading": text, "verdicts": of_grid}
         yield section | {"tables": tables, "figures": figures}
 

@@ -106,7 +106,7 @@ class LossProblem:
 
 
 DIFFERENTIATED_PARAMETERS = ("logprobs", "entropy")
-"""Those that carry gradients: a user's own loss has at least one of them."""
+"""Parameters with a gradient. A user's own loss has at least one of them."""
 OBJECTIVE_PARAMETERS = (*DIFFERENTIATED_PARAMETERS, "sequences", "old_logprobs", "ref_logprobs", "advantages", "mask")
 """The parameters that a user's own loss may have. Others need a default."""
 SEQUENCE = 256
