@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 from tpbench.kernels import COMPARING_LOSSES, LABEL_LOSSES
-from tpbench.workloads.entropy_loss.problem import WORKLOAD
+from tpbench.workloads.entropy_loss.problem import TERMS, WORKLOAD
 from tpbench.workloads.sizes import ITEM_BYTES
 
 Terms: TypeAlias = Mapping[str, float]
@@ -59,9 +59,9 @@ class LossSize:
 
 
 def size_of(values: Mapping[str, Any]) -> LossSize | None:
-    """Return the size of a row or of a job's flat fields, or None if one is missing or unknown, or with a top k."""
+    """Return the size of a row or of a job's flat fields, or None if one is missing or unknown, or with other terms."""
     sizes = {field.name: values.get(field.name) for field in fields(LossSize)}
-    if values.get("top_k") or None in sizes.values() or sizes["dtype"] not in ITEM_BYTES:
+    if any(map(values.get, ("top_k", *TERMS))) or None in sizes.values() or sizes["dtype"] not in ITEM_BYTES:
         return None
     return LossSize(**sizes)  # type: ignore[arg-type]
 

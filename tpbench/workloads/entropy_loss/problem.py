@@ -11,6 +11,9 @@ from tpbench.workloads import Pivot, Study, Variant, Workload, losses
 from tpbench.workloads.losses import bytes_of_rows, first_of, labels_on_one_rank, other_losses, uneven
 from tpbench.workloads.sizes import ITEM_BYTES
 
+TERMS = ("label_smoothing", "z_loss", "softcap")
+"""Options that change the loss itself."""
+
 
 @dataclass(frozen=True)
 class EntropyLoss(losses.LossProblem):
@@ -18,6 +21,15 @@ class EntropyLoss(losses.LossProblem):
 
     loss: Loss = setting("cross_entropy", help="a loss from labels, or against target logits (a teacher's)")
     logits_scale: float = setting(1.0, help="factor on logits and target logits", low=1e-6)
+    label_smoothing: float | None = setting(
+        None, help="share of the mean of all columns in cross_entropy", low=0.0, high=1.0, option="skipped"
+    )
+    z_loss: float | None = setting(
+        None, help="factor on log(sum(exp(x)))^2, a term of cross_entropy", low=0.0, option="skipped"
+    )
+    softcap: float | None = setting(
+        None, help="cross_entropy of c tanh(logits / c) with this c", low=1e-3, option="skipped"
+    )
     block_cap: Literal["auto", 4096, 8192, 16384, 32768] = setting(
         "auto", help="largest column block of a kernel", option="ignored"
     )
@@ -41,6 +53,11 @@ class EntropyLoss(losses.LossProblem):
         help="triton_tp: call the module EntropyLoss and torch's autograd, as a training loop does",
         option="skipped",
     )
+
+    def check(self, tp_size: int, dp_size: int) -> list[str]:
+        named = [f"{name}={value}" for name in TERMS if (value := getattr(self, name)) is not None]
+        wrong = f"{' and '.join(named)}: for loss=cross_entropy only"
+        return [*super().check(tp_size, dp_size), *([wrong] if named and self.loss != "cross_entropy" else [])]
 
 
 _OF_KERNELS: Any = {"by_variant": True, "studies": ("block_cap",)}
@@ -85,7 +102,7 @@ WORKLOAD = EntropyLossWorkload(
     ),
     pivot=Pivot(
         rows=("vocab", "tp_size", "shard"),
-        sections=("loss", "dtype"),
+        sections=("loss", *TERMS, "dtype"),
         derived={"shard": lambda row: -(-row["vocab"] // row["tp_size"])},
     ),
     studies={
@@ -122,6 +139,7 @@ def _manual(problem: EntropyLoss, tp_size: int) -> str | None:
 def _gather(problem: EntropyLoss, tp_size: int) -> str | None:
     # In fp16, gradients by many columns are subnormal: errors of 0.07 to 0.34 were measured for 2^15 and 2^17.
     inexact = problem.loss in (*COMPARING_LOSSES, "policy") or (problem.dtype == "float16" and not problem.from_labels)
+    inexact |= any(getattr(problem, name) for name in TERMS)
     too_inexact = f"{problem.loss} that is computed in {problem.dtype} is too inexact"
     return too_inexact if inexact and problem.compute_dtype == "logits" else None
 
@@ -148,7 +166,7 @@ WORKLOAD.variant_of(
     "triton_tp",
     "triton_tp.prepare",
     "our fused Triton kernels on the local shard; one exchange of a few scalars a row",
-    options={"block_cap", "exchange", "algorithm", "autograd"},
+    options={"block_cap", "exchange", "algorithm", "autograd", *TERMS},
     requires=("triton",),
     uses_triton=True,
     requires_cuda=lambda problem: problem.algorithm == "one_read" or problem.exchange == "symmetric",
@@ -167,7 +185,7 @@ WORKLOAD.variant_of(
     "pytorch_gather",
     "in_torch.prepare_gather",
     "all-gather the logits to the whole vocabulary, then torch's own loss (compile=true: torch.compile)",
-    options={"compute_dtype", "compile"},
+    options={"compute_dtype", "compile", *TERMS},
     unsupported_reason=_gather,
     exchanges="logits",
 )

@@ -15,7 +15,8 @@ def prepare(problem: Problem, shard: Shard) -> Step:
     last: LaunchRecord
     # The exchange is never all_reduce, which the variant doesn't support.
     options = kernel_options(problem, shard)
-    options |= {name: getattr(problem, name) for name in ("logits_scale", "block_cap", "algorithm")}
+    options |= {name: getattr(problem, name) for name in ("logits_scale", "block_cap", "algorithm", "softcap")}
+    options |= {name: getattr(problem, name) or 0.0 for name in ("label_smoothing", "z_loss")}
 
     def run() -> Output:
         nonlocal last

@@ -41,6 +41,7 @@ class LossProblem:
     compute_dtype = "float32"
     entropy = False
     objective = cast("str | None", None)
+    label_smoothing = z_loss = softcap = cast("float | None", None)
 
     @property
     def is_policy(self) -> bool:

@@ -64,7 +64,10 @@ def product(values: Tensor, factor: float) -> Tensor:
 
 def scaled(problem: LossProblem, logits: Tensor) -> Tensor:
     """Return the scaled logits in the dtype in which torch uses them."""
-    return product(logits.float() if problem.compute_dtype == "float32" else logits, problem.scale)
+    x = logits.float() if problem.compute_dtype == "float32" else logits
+    if problem.softcap:
+        x = problem.softcap * (x / problem.softcap).tanh()
+    return product(x, problem.scale)
 
 
 def of_whole_vocabulary(
@@ -102,7 +105,10 @@ def _row_losses(problem: LossProblem, x: Tensor, target: Any, rows: Mapping[str,
             return (log_p.exp() - log_q.exp()).abs().sum(-1) / 2
         mixture = torch.logaddexp(log_p + math.log(1 - JSD_BETA), log_q + math.log(JSD_BETA))
         return JSD_BETA * _kl_div(mixture, log_q) + (1 - JSD_BETA) * _kl_div(mixture, log_p)
-    logprob: Tensor = -F.cross_entropy(x, target, ignore_index=IGNORED, reduction="none")
+    smoothing = problem.label_smoothing or 0.0
+    logprob: Tensor = -F.cross_entropy(x, target, ignore_index=IGNORED, reduction="none", label_smoothing=smoothing)
+    if problem.z_loss:
+        logprob = logprob - problem.z_loss * x.logsumexp(-1).square().where(target != IGNORED, 0.0)
     if problem.objective:
         losses, _ = objective_losses(problem, logprob, entropies(x), rows)
         return torch.where(target != IGNORED, losses, 0.0)

@@ -44,6 +44,8 @@ class LossOracle(ABC):
         self.inverse_count = 1.0 / max(1, int(self.counts.sum()))
         self.signs: tuple[Tensor, Tensor] | None = None
         """For total variation p and log p - log q of the last block, whose sign rounding decides where it is small."""
+        self.log_z: Tensor
+        """(rows, 1): log(sum(exp(x))) of the last log-softmax."""
 
     @abstractmethod
     def logits(self, rows: slice) -> tuple[Tensor, Tensor | None]:
@@ -108,6 +110,8 @@ class LossOracle(ABC):
         """Return log p of the local logits of some rows and, for a loss against target logits, log q."""
         logits, target = self.logits(rows)
         log_q = None if target is None else self.log_softmax(target * self.problem.target_scale)
+        if self.problem.softcap:
+            logits = self.problem.softcap * (logits / self.problem.softcap).tanh()
         return self.log_softmax(logits * self.scale), log_q
 
     @functools.cached_property
@@ -125,7 +129,9 @@ class LossOracle(ABC):
         # The maximum of a NaN is undefined in a reduction. An infinity in its place becomes a NaN again below.
         highest = x.amax(-1).nan_to_num_(nan=math.inf, posinf=math.inf, neginf=-math.inf)
         highest = self.maximum(highest)[:, None]
-        return x - highest - self.sum((x - highest).exp().sum(-1)).log()[:, None]
+        log_sum = self.sum((x - highest).exp().sum(-1)).log()[:, None]
+        self.log_z = highest + log_sum
+        return x - highest - log_sum
 
     def losses(self, log_p: Tensor, log_q: Tensor | None, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
         """Return each row's loss, or its log-probability, and two terms, (rows, local columns).
@@ -148,7 +154,12 @@ class LossOracle(ABC):
         elif self.problem.loss == "logprob":
             loss, slope = logprob, -slope
         slopes = torch.zeros_like(log_p).scatter_add_(1, column, (slope * held)[:, None])
-        return loss, slopes, slope[:, None] * log_p.exp()
+        if smoothing := self.problem.label_smoothing:
+            loss = (1 - smoothing) * loss - smoothing / self.problem.vocab * self.sum(log_p.sum(-1))
+            slopes = (1 - smoothing) * slopes - smoothing / self.problem.vocab
+        if z_loss := self.problem.z_loss:
+            loss, slope = loss + z_loss * self.log_z[:, 0].square(), slope - 2 * z_loss * self.log_z[:, 0]
+        return loss.where(self.counts[rows], 0.0), slopes, slope[:, None] * log_p.exp()
 
     def _of_target_logits(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         p, q = log_p.exp(), log_q.exp()
@@ -211,7 +222,10 @@ class LossOracle(ABC):
         def scaled(values: Tensor) -> Tensor:
             return values.mul_(factor).masked_fill_(absent, 0.0)
 
-        return scaled(slopes - shares), (scaled(slopes.abs()), scaled(shares.abs()))
+        gradient, terms = scaled(slopes - shares), (scaled(slopes.abs()), scaled(shares.abs()))
+        if softcap := self.problem.softcap:  # rounding of its slope is relative to 1, as the terms are
+            gradient *= 1 - (self.logits(rows)[0] / softcap).tanh().square()
+        return gradient, terms
 
 
 def set_policy_rows(problem: Any, shard: Any, oracle: type[LossOracle]) -> None:

@@ -35,6 +35,10 @@ def cells(name: str, tp_size: int) -> list[EntropyLoss]:
         found.append(problem(loss="forward_kl", vocab=9000, tokens=3, block_cap=4096))
     if name == "pytorch_tp_manual":
         found += [problem(loss=loss, exchange="all_reduce") for loss in LOSSES]
+    if "softcap" in variant.options:
+        terms: list[dict[str, Any]] = [{"label_smoothing": 0.1}, {"z_loss": 0.02}, {"softcap": 2.0}]
+        terms.append(terms[0] | terms[1] | terms[2] | {"ignored": 0.4, "logits_scale": 1.3})
+        found += [problem(dtype=dtype, **fields) for dtype, fields in itertools.product(dtypes, terms)]
     if "autograd" in variant.options:
         found += [problem(loss=loss, autograd=True) for loss in LOSSES]
     if "compute_dtype" in variant.options:
