@@ -57,7 +57,7 @@ class Oracle(LossOracle):
         loss, gradient = LOSS_TOLERANCE * steep, max(TOLERANCES[dtype], TOLERANCES["float32"] * steep)
         if self.problem.compute_dtype == "logits":
             loss, gradient = (tolerance * steep for tolerance in LOGITS_DTYPE_TOLERANCE[dtype])
-        return {"loss_error": loss, "grad_error": gradient}
+        return {"loss_error": loss, "grad_error": gradient, "entropy_error": loss}
 
     def gradients(self, output: Output) -> dict[str, Compared]:
         logits = self.shard.logits

@@ -145,7 +145,10 @@ def prepare_gather(problem: EntropyLoss, shard: Shard) -> Step:
     def run() -> Output:
         logits = formulas.gathered(shard, shard.logits)
         target = formulas.gathered_target(problem, shard, shard.target)
-        (loss, row_loss, _), (grad,) = formulas.differentiated((logits,), lambda x: compiled(x, target, shard.rows))
-        return Output(loss, row_loss.float(), grad[:, shard.vocab_start : shard.vocab_stop].contiguous())
+        (loss, row_loss, entropy), (grad,) = formulas.differentiated(
+            (logits,), lambda x: compiled(x, target, shard.rows)
+        )
+        grad = grad[:, shard.vocab_start : shard.vocab_stop].contiguous()
+        return Output(loss, row_loss.float(), grad, entropy=entropy)
 
     return Step(run, formulas.bytes_of_gather(problem, shard, shard.logits.itemsize))

@@ -32,6 +32,8 @@ class Output:
     """(tokens, local vocab) in the logits' dtype. The gradient of `loss` by the local logits is grad * grad_factor."""
     grad_factor: Tensor | float = field(default=1.0, metadata={"constant": True})
     """Scalar: 1 / rows that count for a kernel that computes the gradient of the sum, else 1."""
+    entropy: Tensor | None = None
+    """(tokens,): each row's entropy, 0 for a row that does not count, if the problem asks for it."""
 
 
 Step: TypeAlias = step.Step[Output]

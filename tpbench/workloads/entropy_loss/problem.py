@@ -11,8 +11,13 @@ from tpbench.workloads import Pivot, Study, Variant, Workload, losses
 from tpbench.workloads.losses import bytes_of_rows, first_of, labels_on_one_rank, other_losses, uneven
 from tpbench.workloads.sizes import ITEM_BYTES
 
-TERMS = ("label_smoothing", "z_loss", "softcap")
-"""Options that change the loss itself."""
+TERMS = {
+    "label_smoothing": "cross_entropy",
+    "z_loss": "cross_entropy",
+    "softcap": "cross_entropy",
+    "entropy_weight": "policy",
+}
+"""Options that change the loss itself, with that loss."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,9 @@ class EntropyLoss(losses.LossProblem):
     )
     softcap: float | None = setting(
         None, help="cross_entropy of c tanh(logits / c) with this c", low=1e-3, option="skipped"
+    )
+    entropy_weight: float | None = setting(
+        None, help="policy: weight of the entropy, which is subtracted from the loss", low=0.0, option="skipped"
     )
     block_cap: Literal["auto", 4096, 8192, 16384, 32768] = setting(
         "auto", help="largest column block of a kernel", option="ignored"
@@ -55,9 +63,9 @@ class EntropyLoss(losses.LossProblem):
     )
 
     def check(self, tp_size: int, dp_size: int) -> list[str]:
-        named = [f"{name}={value}" for name in TERMS if (value := getattr(self, name)) is not None]
-        wrong = f"{' and '.join(named)}: for loss=cross_entropy only"
-        return [*super().check(tp_size, dp_size), *([wrong] if named and self.loss != "cross_entropy" else [])]
+        given = ((name, loss, getattr(self, name)) for name, loss in TERMS.items())
+        wrong = [f"{name}={value} is for loss={loss}" for name, loss, value in given if value and loss != self.loss]
+        return [*super().check(tp_size, dp_size), *wrong]
 
 
 _OF_KERNELS: Any = {"by_variant": True, "studies": ("block_cap",)}
@@ -120,6 +128,8 @@ WORKLOAD = EntropyLossWorkload(
 def _no_such_exchange(problem: EntropyLoss, tp_size: int) -> str | None:
     if problem.exchange == "all_reduce":
         return "exchange=all_reduce is of pytorch_tp_manual"
+    if problem.autograd and problem.entropy:
+        return "autograd=true has no entropy=true: the module returns the loss alone"
     if problem.loss in COMPARING_LOSSES and problem.algorithm == "two_reads":
         return f"loss={problem.loss} is algorithm=two_kernels or one_read"
     if tp_size > 1 and problem.algorithm == "two_reads":
@@ -139,7 +149,7 @@ def _manual(problem: EntropyLoss, tp_size: int) -> str | None:
 def _gather(problem: EntropyLoss, tp_size: int) -> str | None:
     # In fp16, gradients by many columns are subnormal: errors of 0.07 to 0.34 were measured for 2^15 and 2^17.
     inexact = problem.loss in (*COMPARING_LOSSES, "policy") or (problem.dtype == "float16" and not problem.from_labels)
-    inexact |= any(getattr(problem, name) for name in TERMS)
+    inexact |= any(getattr(problem, name) for name in ("entropy", *TERMS))
     too_inexact = f"{problem.loss} that is computed in {problem.dtype} is too inexact"
     return too_inexact if inexact and problem.compute_dtype == "logits" else None
 
@@ -166,7 +176,7 @@ WORKLOAD.variant_of(
     "triton_tp",
     "triton_tp.prepare",
     "our fused Triton kernels on the local shard; one exchange of a few scalars a row",
-    options={"block_cap", "exchange", "algorithm", "autograd", *TERMS},
+    options={"block_cap", "exchange", "algorithm", "autograd", "entropy", *TERMS},
     requires=("triton",),
     uses_triton=True,
     requires_cuda=lambda problem: problem.algorithm == "one_read" or problem.exchange == "symmetric",
@@ -185,7 +195,7 @@ WORKLOAD.variant_of(
     "pytorch_gather",
     "in_torch.prepare_gather",
     "all-gather the logits to the whole vocabulary, then torch's own loss (compile=true: torch.compile)",
-    options={"compute_dtype", "compile", *TERMS},
+    options={"compute_dtype", "compile", "entropy", *TERMS},
     unsupported_reason=_gather,
     exchanges="logits",
 )

@@ -23,7 +23,7 @@ def prepare(problem: Problem, shard: Shard) -> Step:
         result = entropy_loss(shard.logits, shard.target, **options)
         assert result.grad is not None
         last = result.how
-        return Output(result.loss, result.row_loss, result.grad)
+        return Output(result.loss, result.row_loss, result.grad, entropy=result.entropy)
 
     def through_autograd() -> Output:
         (loss, *_), (grad,) = differentiated((shard.logits,), lambda logits: module(logits, shard.target, **shard.rows))

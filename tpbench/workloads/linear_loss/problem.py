@@ -19,7 +19,6 @@ class LinearLoss(losses.LossProblem):
     # A gradient's row of fewer columns can cancel in a sum over ranks: its rounding then makes a right variant wrong.
     hidden: int = setting(help="width of the hidden states", low=8)
     mode: Literal["train", "forward"] = setting("train", help="train: loss and both gradients; forward: the loss only")
-    entropy: bool = setting(False, help="compute each row's entropy too", option="skipped")
     sequence_parallel: bool = setting(
         False, help="each rank holds tokens / tp_size rows of the hidden states", option="skipped"
     )
@@ -90,7 +89,6 @@ WORKLOAD = LinearLossWorkload(
     headline=("loss", "tokens", "hidden", "vocab"),
     columns=(
         *losses.LOSS_COLUMNS,
-        Column("entropy_error", float, "largest error of a row's entropy against the float64 oracle"),
         Column("hidden_grad_error", float, "of the hidden states' gradient the largest ||row - right|| / ||right||"),
         Column("weight_grad_error", float, "the same of the weight's gradient; ||right|| is at least the RMS of rows"),
         Column("products_ms", float, "the matrix products alone, alternately with the step", better=0, **_STUDIED),

@@ -15,6 +15,7 @@ from tpbench.workloads import Workload
 LOSS_COLUMNS = (
     Column("loss_identical", bool, "true if all ranks had the same bits in every loss"),
     Column("row_loss_error", float, "largest error of a row's loss, if the variant returns them", better=0),
+    Column("entropy_error", float, "largest error of a row's entropy against the float64 oracle"),
 )
 LARGEST_SCALE = {"bfloat16": 4.0, "float16": 32.0, "float32": 1024.0}
 """By the dtype to which variants may round logits, the largest factor on them that leaves errors to be found."""
@@ -35,13 +36,13 @@ class LossProblem:
     ignored: float = setting(0.0, help="share of rows whose label is ignored", low=0.0, high=1.0)
     top_k: int = setting(0, help="columns of a teacher's top k, instead of all target logits; 0: all", low=0, high=1024)
     kl_weight: float = setting(0.0, help="policy: weight of the divergence from a reference policy", low=0.0)
+    entropy: bool = setting(False, help="compute each row's entropy too", option="skipped")
 
     mode = "train"
     logits_scale = 1.0
     compute_dtype = "float32"
-    entropy = False
     objective = cast("str | None", None)
-    label_smoothing = z_loss = softcap = cast("float | None", None)
+    label_smoothing = z_loss = softcap = entropy_weight = cast("float | None", None)
 
     @property
     def is_policy(self) -> bool:

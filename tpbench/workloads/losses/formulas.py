@@ -113,7 +113,10 @@ def _row_losses(problem: LossProblem, x: Tensor, target: Any, rows: Mapping[str,
         losses, _ = objective_losses(problem, logprob, entropies(x), rows)
         return torch.where(target != IGNORED, losses, 0.0)
     if problem.loss == "policy":
-        return torch.where(target != IGNORED, policy_losses(problem, logprob, rows)[0], 0.0)
+        losses, _ = policy_losses(problem, logprob, rows)
+        if problem.entropy_weight:
+            losses = losses - problem.entropy_weight * entropies(x)
+        return torch.where(target != IGNORED, losses, 0.0)
     return logprob if problem.loss == "logprob" else -logprob
 
 

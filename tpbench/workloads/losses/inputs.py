@@ -125,6 +125,7 @@ def kernel_options(problem: Any, shard: Any) -> dict[str, Any]:
         options["row_inputs"] = objective_inputs(Objective.of(problem.objective), shard.rows)
     elif problem.loss == "policy":
         options |= {**shard.rows, "clip": CLIP, "kl_weight": problem.kl_weight}
+        options["entropy_weight"] = problem.entropy_weight or 0.0
     return options
 
 

@@ -159,6 +159,10 @@ class LossOracle(ABC):
             slopes = (1 - smoothing) * slopes - smoothing / self.problem.vocab
         if z_loss := self.problem.z_loss:
             loss, slope = loss + z_loss * self.log_z[:, 0].square(), slope - 2 * z_loss * self.log_z[:, 0]
+        if weight := self.problem.entropy_weight:
+            bonus = weight * self.entropies(log_p)
+            loss, slope = loss - bonus, slope - bonus
+            slopes += weight * weighted(log_p.exp(), log_p)
         return loss.where(self.counts[rows], 0.0), slopes, slope[:, None] * log_p.exp()
 
     def _of_target_logits(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor, Tensor]:

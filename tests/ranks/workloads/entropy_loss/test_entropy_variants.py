@@ -38,6 +38,8 @@ def cells(name: str, tp_size: int) -> list[EntropyLoss]:
     if "softcap" in variant.options:
         terms: list[dict[str, Any]] = [{"label_smoothing": 0.1}, {"z_loss": 0.02}, {"softcap": 2.0}]
         terms.append(terms[0] | terms[1] | terms[2] | {"ignored": 0.4, "logits_scale": 1.3})
+        terms += [{"loss": "policy", "entropy_weight": 0.1, "ignored": 0.4}]
+        terms += [{"entropy": True, "ignored": 0.4}, {"entropy": True, "loss": "reverse_kl"}]
         found += [problem(dtype=dtype, **fields) for dtype, fields in itertools.product(dtypes, terms)]
     if "autograd" in variant.options:
         found += [problem(loss=loss, autograd=True) for loss in LOSSES]
