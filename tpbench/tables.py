@@ -120,9 +120,9 @@ def value_cell(value: Any) -> TableCell:
     return TableCell(value_text(value), value_item(value))
 
 
-def number_cell(value: float | None, write: Callable[[float], str]) -> TableCell:
-    """Return the cell of a number that `write` makes a text of, or of a missing value."""
-    return TableCell(MISSING) if value is None else TableCell(write(value), float(value))
+def number_cell(value: float | None, write: Callable[[float], str], mark: str = "") -> TableCell:
+    """Return the cell of a number that `write` makes a text of, before a mark, or of a missing value."""
+    return TableCell(MISSING) if value is None else TableCell(write(value) + mark, float(value))
 
 
 def short_text(text: str, limit: int) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from tpbench.report.analysis import row_values
-from tpbench.report.analysis.comparison import Ratio, ratios_to_best
+from tpbench.report.analysis.comparison import ratios_to_best
 from tpbench.report.analysis.grid import RecordGrid, arrange_rows, disagreements, heading, row_records
 from tpbench.report.analysis.row_values import Record, column_label
 from tpbench.report.pivot import FAILED, UNDECIDED_NOTE
@@ -141,16 +141,11 @@ def compared_with_best(grid: RecordGrid, study: Study) -> dict[str, list[TableCe
         pairs = zip(grid.key_names, record.key, strict=True)
         groups[tuple(value for key, value in pairs if key not in study.compared_across)].append(record)
     ratios = {
-        id(record): ratio
+        id(record): number_cell(ratio and ratio.value, ratio_text, UNDECIDED * bool(ratio and not ratio.decided))
         for group in groups.values()
         for record, ratio in zip(group, ratios_to_best(group, row_values.metric(name)), strict=True)
     }
-    return {"of best": [_ratio_cell(ratios[id(record)]) for record in grid.records]}
-
-
-def _ratio_cell(ratio: Ratio | None) -> TableCell:
-    mark = UNDECIDED if ratio and not ratio.decided else ""
-    return number_cell(ratio and ratio.value, lambda value: ratio_text(value) + mark)
+    return {"of best": [ratios[id(record)] for record in grid.records]}
 
 
 def study_picture(frame: pd.DataFrame, name: str) -> Picture:

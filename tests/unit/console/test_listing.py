@@ -98,7 +98,8 @@ def test_a_variant_has_its_options_and_a_command(capsys):
     text = printed(capsys, "variant=triton_tp")
     assert "variant of entropy_loss" in text
     assert {line.partition("=")[0].strip() for line in text.splitlines() if re.match(r"  \w+=\w", line)} == {
-        "block_cap", "exchange", "algorithm", "autograd",
+        "block_cap", "exchange", "algorithm", "autograd", "entropy", "label_smoothing", "z_loss", "softcap",
+        "entropy_weight",
     }  # fmt: skip
     assert text.splitlines()[-1] == "python -m tpbench variant=triton_tp shape=tiny_tp2 measure=quick"
 

@@ -125,7 +125,7 @@ def compare(
         return by_rounds
     if all(row.known for row in (*bottom, *top)) or min(len(bottom), len(top)) >= FEWEST_ROWS:
         return tested(bottom, top, spread or _spread_and_clock(before[0], shown)[0])
-    return Ratio(_exp(log))
+    return Ratio(math.exp(log))
 
 
 def repeated_spread(groups: Sequence[Sequence[Record]], shown: Metric) -> RunSpread:
@@ -196,17 +196,13 @@ def _assumed_variance(row: Record, shown: Metric) -> tuple[float, bool]:
     return spread.least**2 + of_spread**2 + (spread.of_interval * (end - begin) / _NORMAL_INTERVAL) ** 2, True
 
 
-def _exp(log: float) -> float:
-    """Return the number of a logarithm: infinity if it is too large, as a ratio of extreme values may be."""
-    return math.exp(log) if log < 709.78 else math.inf
-
-
 def _ratio(log: float, error: float, freedom: float, *, interleaved: bool = False) -> Ratio:
     from scipy import special  # takes 0.3 s, which the table of one cell does not need
 
     reach = float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2)) * error
     p = 2 * float(special.stdtr(freedom, -abs(log) / error)) if error else float(not log)
-    return Ratio(_exp(log), _exp(log - reach), _exp(log + reach), interleaved, p, error, freedom)
+    value, low, high = np.exp([log, log - reach, log + reach]).tolist()
+    return Ratio(value, low, high, interleaved, p, error, freedom)
 
 
 def _ratio_of_rounds(before: Record, after: Record, name: str, log: float) -> Ratio | None:
