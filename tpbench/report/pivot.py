@@ -16,7 +16,6 @@ from tpbench.tables import MISSING, UNDECIDED, Document, Table, TableCell, value
 
 FAILED = {"oom": "bad", "wrong": "bad", "timeout": "bad", "error": "bad", "skipped": "dim"}
 """Kinds of the cells of rows that are not ok, by status."""
-UNDECIDED_NOTE = f"{UNDECIDED} undecided: two runs may differ as much by chance alone, or samples are too few to tell"
 _NOT_RUN = TableCell(MISSING, kind="dim")
 
 
@@ -75,14 +74,13 @@ def _cell(record: Record, shown: Metric, ratio: Ratio | None, *, wins: bool) -> 
         return replace(cell, text="OOM" if status == "oom" else status, kind=FAILED.get(status, ""), note=note)
     if value is None:
         return replace(cell, text=status + row_values.caveat_mark(record))
-    text, notes = shown.write(float(value)) + mark, row_values.mark_words(mark)
     undecided = UNDECIDED if ratio and not ratio.decided else ""
+    text, notes = shown.write(float(value)) + mark, row_values.mark_words(mark + undecided)
     if ratio and ratio.interleaved and ratio.low and ratio.high:
         text += f" ({number(ratio.value)}x{undecided}, {number(ratio.low)} to {number(ratio.high)})"
         notes.insert(0, "interleaved")
     elif ratio:
         text += f" ({ratio_text(ratio.value)}{undecided})"
-    notes += ["undecided"] if undecided else []
     kind = "best" if ratio and ratio.value == 1 and wins else ""
     numbers = ratio[:3] if ratio else ()
     return replace(cell, text=text, value=float(value), kind=kind, ratio=numbers, note=", ".join(notes))
@@ -105,13 +103,11 @@ def _transposed(table: Table, grid: RecordGrid) -> Table:
 def legend(tables: Sequence[Table], shown: Metric) -> list[str]:
     """Return the meaning of the marks that occur, and of "ok" without a value."""
     cells = [cell for table in tables for row in table.cells for cell in row[table.keys :]]
-    text = " ".join(cell.text for cell in cells)
     further = {
-        UNDECIDED_NOTE: UNDECIDED in text,
         f"ok: correct, but without {shown.name}": any(cell.value == "ok" for cell in cells),
         f"(2.000x, 1.981 to 2.019): {INTERLEAVED_METHOD}": any("interleaved" in cell.note for cell in cells),
     }
-    return [*row_values.mark_meanings(text), *filter(further.get, further)]
+    return [*row_values.mark_meanings(" ".join(cell.text for cell in cells)), *filter(further.get, further)]
 
 
 def failures(grids: Sequence[RecordGrid]) -> dict[tuple[str, str], list[str]]:

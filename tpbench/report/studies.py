@@ -14,22 +14,12 @@ from tpbench.report.analysis import row_values
 from tpbench.report.analysis.comparison import ratios_to_best
 from tpbench.report.analysis.grid import RecordGrid, arrange_rows, disagreements, heading, row_records
 from tpbench.report.analysis.row_values import Record, column_label
-from tpbench.report.pivot import FAILED, UNDECIDED_NOTE
+from tpbench.report.pivot import FAILED
 from tpbench.results.current_rows import newest
 from tpbench.results.schema import COLUMN_LIST, all_columns
 from tpbench.settings import JobError
 from tpbench.suggestions import number, ratio_text, unknown
-from tpbench.tables import (
-    MISSING,
-    UNDECIDED,
-    Document,
-    Table,
-    TableCell,
-    number_cell,
-    short_text,
-    value_cell,
-    value_text,
-)
+from tpbench.tables import MISSING, Document, Table, TableCell, number_cell, short_text, value_cell, value_text
 from tpbench.workloads import Study, workloads
 from tpbench.workloads.study_data import Panel, Picture, Series
 
@@ -100,8 +90,7 @@ def cell_table(grid: RecordGrid, study: Study, names: Sequence[str]) -> Table | 
     if len(statuses) == 1 and statuses.pop().startswith("ok"):
         del columns["status"]
         notes = [f"All cells: {note}" for note in notes]
-    if any(UNDECIDED in cell.text for cell in columns.get("of best", ())):
-        notes = [*notes, UNDECIDED_NOTE]
+    notes += row_values.mark_meanings("".join(cell.text for cell in columns.get("of best", ())))
     columns |= {name: column for name, column in filled.items() if name != "status"}
     rows = [*zip(*keys.values(), *columns.values(), strict=True)]
     return Table(heading(facts), [*keys, *columns], rows, facts, notes, keys=len(keys)) if filled else None
@@ -140,12 +129,12 @@ def compared_with_best(grid: RecordGrid, study: Study) -> dict[str, list[TableCe
     for record in grid.records:
         pairs = zip(grid.key_names, record.key, strict=True)
         groups[tuple(value for key, value in pairs if key not in study.compared_across)].append(record)
-    ratios = {
-        id(record): number_cell(ratio and ratio.value, ratio_text, UNDECIDED * bool(ratio and not ratio.decided))
-        for group in groups.values()
-        for record, ratio in zip(group, ratios_to_best(group, row_values.metric(name)), strict=True)
-    }
-    return {"of best": [ratios[id(record)] for record in grid.records]}
+    cells: dict[int, TableCell] = {}
+    for group in groups.values():
+        for record, ratio in zip(group, ratios_to_best(group, row_values.metric(name)), strict=True):
+            mark = row_values.UNDECIDED if ratio and not ratio.decided else ""
+            cells[id(record)] = number_cell(ratio and ratio.value, ratio_text, mark)
+    return {"of best": [cells[id(record)] for record in grid.records]}
 
 
 def study_picture(frame: pd.DataFrame, name: str) -> Picture:

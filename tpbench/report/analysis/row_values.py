@@ -10,6 +10,7 @@ from tpbench.measure.statistics import is_host_bound
 from tpbench.results.schema import COLUMNS, all_columns
 from tpbench.settings import JobError
 from tpbench.suggestions import amount, number, unknown
+from tpbench.tables import UNDECIDED as UNDECIDED
 from tpbench.tables import short_text, value_text
 
 METRICS = [column.name for column in COLUMNS if column.better is not None]
@@ -33,6 +34,7 @@ MARKS = {
     SHARED_HOST: "shared host: other GPUs of the host had work at the same time (beside)",
     GRAPH_MEMORY: "with graph_gib: peak_gib with the memory of CUDA graphs, which torch counts in part: an upper bound",
     BELOW_FLOOR: f"faster than its floor: by more than {TOLERANCE:.0%}, so the time, the floor or the result is wrong",
+    UNDECIDED: "undecided: two runs may differ as much by chance alone, or samples are too few to tell",
 }
 """Marks beside values that a reader must not take at face value. A row with one of the first three isn't ranked."""
 
