@@ -32,6 +32,7 @@ METHOD = (
     f"{CONFIDENCE:.0%} interval of a ratio: a t test of logarithms. Each row is one observation, because a run as a "
     "whole may be faster than the next. How far runs scatter is known from repeated runs of committed rows"
 )
+LARGEST_LOG = 709.0  # of a ratio of extreme values: the exponential of a larger one is infinite
 TRIMMED = 0.2
 """Share of the rounds at each end that a trimmed mean leaves out."""
 INTERLEAVED_METHOD = (
@@ -125,7 +126,7 @@ def compare(
         return by_rounds
     if all(row.known for row in (*bottom, *top)) or min(len(bottom), len(top)) >= FEWEST_ROWS:
         return tested(bottom, top, spread or _spread_and_clock(before[0], shown)[0])
-    return Ratio(math.exp(log))
+    return Ratio(math.exp(min(log, LARGEST_LOG)))
 
 
 def repeated_spread(groups: Sequence[Sequence[Record]], shown: Metric) -> RunSpread:
@@ -176,9 +177,8 @@ def _spread_and_clock(row: Record, shown: Metric) -> tuple[RunSpread, Clock]:
     """Return how runs are assumed to scatter in a metric, and its clock: of rates the device's, if it was measured."""
     by_device = shown.better > 0 and row.get(DEVICE.samples) is not None
     clock = shown.clock or (DEVICE if by_device else WALL)
-    return COUNTED if shown.is_counted else ON_CPU if row.get("device") == "cpu" else SPREADS.get(
-        clock, SPREADS[WALL]
-    ), clock
+    by_clock = ON_CPU if row.get("device") == "cpu" else SPREADS.get(clock, SPREADS[WALL])
+    return COUNTED if shown.is_counted else by_clock, clock
 
 
 def _assumed_variance(row: Record, shown: Metric) -> tuple[float, bool]:
@@ -201,7 +201,7 @@ def _ratio(log: float, error: float, freedom: float, *, interleaved: bool = Fals
 
     reach = float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2)) * error
     p = 2 * float(special.stdtr(freedom, -abs(log) / error)) if error else float(not log)
-    value, low, high = np.exp([log, log - reach, log + reach]).tolist()
+    value, low, high = np.exp(np.minimum([log, log - reach, log + reach], LARGEST_LOG)).tolist()
     return Ratio(value, low, high, interleaved, p, error, freedom)
 
 
