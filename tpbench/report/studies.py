@@ -19,7 +19,7 @@ from tpbench.results.current_rows import newest
 from tpbench.results.schema import COLUMN_LIST, all_columns
 from tpbench.settings import JobError
 from tpbench.suggestions import number, ratio_text, unknown
-from tpbench.tables import MISSING, Document, Table, TableCell, number_cell, short_text, value_cell, value_text
+from tpbench.tables import MISSING, UNDECIDED, Document, Table, TableCell, number_cell, short_text, value_cell
 from tpbench.workloads import Study, workloads
 from tpbench.workloads.study_data import Panel, Picture, Series
 
@@ -98,7 +98,7 @@ def cell_table(grid: RecordGrid, study: Study, names: Sequence[str]) -> Table | 
 
 def _status_cell(record: Record, names: Sequence[str]) -> TableCell:
     """Return the status of a row, with the marks that hold beside these columns if it is ok."""
-    status = value_text(record["status"])
+    status = value_cell(record["status"]).text
     mark = row_values.marks(record, names) if status == "ok" else ""
     return TableCell(status + mark, status, FAILED.get(status, ""), note=", ".join(row_values.mark_words(mark)))
 
@@ -132,7 +132,7 @@ def compared_with_best(grid: RecordGrid, study: Study) -> dict[str, list[TableCe
     cells: dict[int, TableCell] = {}
     for group in groups.values():
         for record, ratio in zip(group, ratios_to_best(group, row_values.metric(name)), strict=True):
-            mark = row_values.UNDECIDED if ratio and not ratio.decided else ""
+            mark = UNDECIDED if ratio and not ratio.decided else ""
             cells[id(record)] = number_cell(ratio and ratio.value, ratio_text, mark)
     return {"of best": [cells[id(record)] for record in grid.records]}
 
@@ -163,7 +163,7 @@ def _points(grid: RecordGrid, study: Study) -> Picture | None:
         if row_values.is_measurement(record) and x is not None and y is not None:
             place = record["tp_size"] * record["dp_size"], grid.problem_text(record.key, others)
             points = panels.setdefault(place, {}).setdefault(options.sub("", record.column), [])
-            points.append(((float(x), float(y)), " x ".join(value_text(record.key[at]) for at in across)))
+            points.append(((float(x), float(y)), " x ".join(value_cell(record.key[at]).text for at in across)))
     drawn = []
     for (ranks, problem), by_column in sorted(panels.items(), key=lambda item: item[0][0]):
         ordered = {column: zip(*sorted(points), strict=True) for column, points in by_column.items()}

@@ -1,5 +1,6 @@
 """The model finds what rows were made from, says how sure it is, and how far it reaches."""
 
+import dataclasses
 import datetime
 from collections import Counter
 
@@ -25,6 +26,7 @@ def test_usable_rows(rows):
     found = measured(rows)
     assert found.gpu == "NVIDIA H200" and {cell.label for cell in found.cells} == set(synthetic.VARIANTS)
     assert {cell.row["status"] for cell in found.cells} == {"ok"} and len(found.cells) == 43
+    assert len(measured(rows.assign(beside="another-sweep")).cells) == 43  # on GPUs of their own
     with pytest.raises(JobError, match="no row was measured on B300"):
         measured(rows, "B300")
     with pytest.raises(JobError, match="was measured on a GPU"):
@@ -41,6 +43,15 @@ def test_rows_of_replaced_code_are_not_those_of_today(tmp_path):
     synthetic.write([synthetic.cell("triton_tp", 128256, 2, tpbench_version="0.1.0")], tmp_path, "other_parts")
     by_variant = Counter(cell.label for cell in measured(load(tmp_path)).cells)
     assert by_variant == {"triton_tp": 1, "pytorch_tp_manual": 14, "pytorch_gather": 14}
+
+
+def test_one_rank_is_unknown_if_only_several_were_measured(rows):
+    found = measured(load(rows))
+    cells = [cell for cell in found.cells if cell.label != "pytorch_tp_manual" or cell.size.tp_size > 1]
+    by_variant, _ = models(dataclasses.replace(found, cells=tuple(cells)))
+    size = Size(4096, 65536, 1, "cross_entropy")
+    known = {label: model(size).estimates["device_ms"].known for label, model in by_variant.items()}
+    assert known["triton_tp"] and not known["pytorch_tp_manual"]
 
 
 def test_extrapolation_has_a_larger_error(made):

@@ -21,7 +21,7 @@ from tpbench.kernels.row_terms import LEAST_EXPONENT, LOG2_E, State, numbers_of,
 
 INF = gl.constexpr(float("inf"))
 LEAST_COMPARED = gl.constexpr(-100.0)
-EXP_OF_LEAST = gl.constexpr(2.0**-100)
+EXP_OF_LEAST = gl.constexpr(2.0**LEAST_COMPARED.value)
 """The least exponent of a softmax that is compared with another one, and its exponential, which has no effect."""
 
 

@@ -32,7 +32,6 @@ METHOD = (
     f"{CONFIDENCE:.0%} interval of a ratio: a t test of logarithms. Each row is one observation, because a run as a "
     "whole may be faster than the next. How far runs scatter is known from repeated runs of committed rows"
 )
-LARGEST_LOG = 709.0  # of a ratio of extreme values: the exponential of a larger one is infinite
 TRIMMED = 0.2
 """Share of the rounds at each end that a trimmed mean leaves out."""
 INTERLEAVED_METHOD = (
@@ -66,9 +65,9 @@ class RunSpread(NamedTuple):
 SPREADS = {
     DEVICE: RunSpread(0.002, of_interval=2.5, between_runs=0.002, between_hosts=0.008),
     CHAINED: RunSpread(0.01, of_interval=2.5, between_runs=0.03, between_hosts=0.03),
-    WALL: RunSpread(0.015, of_spread=0.5, between_runs=0.03, between_hosts=0.03),
 }
-"""By clock. Other clocks are assumed to scatter as wall times do."""
+ON_WALL = RunSpread(0.015, of_spread=0.5, between_runs=0.03, between_hosts=0.03)
+"""Wall times, and other clocks whose scatter isn't known."""
 ON_CPU = RunSpread(0.01, of_spread=1.0, between_runs=0.03, between_hosts=0.03)
 """Runs on CPU cores that other programs use, too."""
 COUNTED = RunSpread(0.003, freedom=10)
@@ -126,7 +125,7 @@ def compare(
         return by_rounds
     if all(row.known for row in (*bottom, *top)) or min(len(bottom), len(top)) >= FEWEST_ROWS:
         return tested(bottom, top, spread or _spread_and_clock(before[0], shown)[0])
-    return Ratio(math.exp(min(log, LARGEST_LOG)))
+    return Ratio(_exp(log))
 
 
 def repeated_spread(groups: Sequence[Sequence[Record]], shown: Metric) -> RunSpread:
@@ -177,8 +176,7 @@ def _spread_and_clock(row: Record, shown: Metric) -> tuple[RunSpread, Clock]:
     """Return how runs are assumed to scatter in a metric, and its clock: of rates the device's, if it was measured."""
     by_device = shown.better > 0 and row.get(DEVICE.samples) is not None
     clock = shown.clock or (DEVICE if by_device else WALL)
-    by_clock = ON_CPU if row.get("device") == "cpu" else SPREADS.get(clock, SPREADS[WALL])
-    return COUNTED if shown.is_counted else by_clock, clock
+    return COUNTED if shown.is_counted else ON_CPU if row.get("device") == "cpu" else SPREADS.get(clock, ON_WALL), clock
 
 
 def _assumed_variance(row: Record, shown: Metric) -> tuple[float, bool]:
@@ -196,13 +194,17 @@ def _assumed_variance(row: Record, shown: Metric) -> tuple[float, bool]:
     return spread.least**2 + of_spread**2 + (spread.of_interval * (end - begin) / _NORMAL_INTERVAL) ** 2, True
 
 
+def _exp(log: float) -> float:
+    """Return the number of a logarithm: infinity if it is too large, as a ratio of extreme values may be."""
+    return math.exp(log) if log < 709.78 else math.inf
+
+
 def _ratio(log: float, error: float, freedom: float, *, interleaved: bool = False) -> Ratio:
     from scipy import special  # takes 0.3 s, which the table of one cell does not need
 
     reach = float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2)) * error
     p = 2 * float(special.stdtr(freedom, -abs(log) / error)) if error else float(not log)
-    value, low, high = np.exp(np.minimum([log, log - reach, log + reach], LARGEST_LOG)).tolist()
-    return Ratio(value, low, high, interleaved, p, error, freedom)
+    return Ratio(_exp(log), _exp(log - reach), _exp(log + reach), interleaved, p, error, freedom)
 
 
 def _ratio_of_rounds(before: Record, after: Record, name: str, log: float) -> Ratio | None:

@@ -10,8 +10,7 @@ from tpbench.measure.statistics import is_host_bound
 from tpbench.results.schema import COLUMNS, all_columns
 from tpbench.settings import JobError
 from tpbench.suggestions import amount, number, unknown
-from tpbench.tables import UNDECIDED as UNDECIDED
-from tpbench.tables import short_text, value_text
+from tpbench.tables import UNDECIDED, short_text, value_text
 
 METRICS = [column.name for column in COLUMNS if column.better is not None]
 """Metrics of every workload. A workload may add its own."""
@@ -108,8 +107,7 @@ def remark_marks(record: Record) -> str:
     is_throttled = record["throttle_reasons"] not in (None, "none")
     below_floor = is_measurement(record) and any(time < least for time in times)
     holds = {HOST_BOUND: record["bound"] == "host", THROTTLED: is_throttled, SHARED_HOST: record["beside"]}
-    holds[BELOW_FLOOR] = below_floor
-    return "".join(filter(holds.get, holds))
+    return "".join(filter(holds.get, holds)) + BELOW_FLOOR * below_floor
 
 
 def marks(record: Record, columns: Collection[str]) -> str:

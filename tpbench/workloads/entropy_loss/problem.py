@@ -125,7 +125,7 @@ WORKLOAD = EntropyLossWorkload(
 )
 
 
-def _no_such_exchange(problem: EntropyLoss, tp_size: int) -> str | None:
+def _triton_tp(problem: EntropyLoss, tp_size: int) -> str | None:
     if problem.exchange == "all_reduce":
         return "exchange=all_reduce is of pytorch_tp_manual"
     if problem.autograd and problem.entropy:
@@ -180,7 +180,7 @@ WORKLOAD.variant_of(
     requires=("triton",),
     uses_triton=True,
     requires_cuda=lambda problem: problem.algorithm == "one_read" or problem.exchange == "symmetric",
-    unsupported_reason=_no_such_exchange,
+    unsupported_reason=_triton_tp,
     exchanges="numbers of parts",
 )
 WORKLOAD.variant_of(

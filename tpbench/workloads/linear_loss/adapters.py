@@ -74,12 +74,8 @@ def verl(problem: LinearLoss, shard: Shard) -> Step:
     packages = ("verl", "verl.utils")  # they need Ray and an inference engine
     import_alone("verl.utils.kernel.kernels", packages)
     function = import_alone("verl.utils.kernel.linear_cross_entropy", packages).linear_cross_entropy
-
-    def statistics(hidden: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        logprobs, entropies = function(hidden, weight, labels, problem.temperature, "none", shard.group)
-        return logprobs, entropies
-
-    return _step_of_logprobs(problem, shard, statistics, 4)
+    settings = problem.temperature, "none", shard.group
+    return _step_of_logprobs(problem, shard, lambda *tensors: function(*tensors, *settings), 4)
 
 
 def liger_tp(problem: LinearLoss, shard: Shard) -> Step:

@@ -134,18 +134,14 @@ def _cce(problem: LinearLoss, tp_size: int) -> str | None:
     return labels_on_one_rank(problem, tp_size)
 
 
-def _verl(problem: LinearLoss, tp_size: int) -> str | None:
-    if problem.hidden % 128:
-        return f"it needs hidden to be a multiple of 128, got {problem.hidden}"
+def _logprobs(problem: LinearLoss, tp_size: int) -> str | None:
     return None if problem.loss == "logprob" else losses.labels_only(problem, tp_size)
 
 
-def _liger_tp(problem: LinearLoss, tp_size: int) -> str | None:
-    if tp_size == 1:
-        return "it needs a group of ranks"
-    return losses.uneven(problem, tp_size) or (
-        None if problem.loss == "logprob" else losses.labels_only(problem, tp_size)
-    )
+def _verl(problem: LinearLoss, tp_size: int) -> str | None:
+    if problem.hidden % 128:
+        return f"it needs hidden to be a multiple of 128, got {problem.hidden}"
+    return _logprobs(problem, tp_size)
 
 
 def quack_chunk_rows(problem: LinearLoss) -> int | None:
@@ -212,5 +208,6 @@ peer("linear_liger_cutedsl", "liger_kernel cutlass", first_of(labels_on_one_rank
 peer("linear_cce", "cut_cross_entropy", _cce, "Apple's cut-cross-entropy in Triton, with its filter of small gradients")
 peer("linear_verl", "verl", _verl, "verl's Triton kernel: log-probabilities and entropies", options={"entropy"})
 _scaled = "Liger's LigerFusedLinearScaledCrossEntropyTPFunction: the same in torch, in chunks of 512 rows"
-peer("linear_liger_tp", "liger_kernel", _liger_tp, _scaled, options={"entropy"})
+_refusal = first_of(losses.one_rank, losses.uneven, _logprobs)
+peer("linear_liger_tp", "liger_kernel", _refusal, _scaled, options={"entropy"})
 peer("linear_quack", "quack", first_of(labels_on_one_rank, _quack), "QuACK's chunked_linear_cross_entropy in CuTe")

@@ -131,6 +131,11 @@ def first_of(*refusals: Refusal) -> Refusal:
     return lambda problem, tp_size: next(filter(None, (refusal(problem, tp_size) for refusal in refusals)), None)
 
 
+def one_rank(problem: LossProblem, tp_size: int) -> str | None:
+    """Refuse a rank alone."""
+    return None if tp_size > 1 else "it needs a group of ranks"
+
+
 def uneven(problem: LossProblem, tp_size: int) -> str | None:
     """Refuse shards of different sizes."""
     rest = problem.vocab % tp_size
@@ -157,7 +162,7 @@ def labels_only(problem: LossProblem, tp_size: int) -> str | None:
 
 labels_on_one_rank = first_of(lambda problem, ranks: "it is for one GPU" if ranks > 1 else None, labels_only)
 labels_of_even_shards = first_of(uneven, labels_only)
-labels_over_ranks = first_of(lambda _, ranks: None if ranks > 1 else "it needs a group of ranks", labels_of_even_shards)
+labels_over_ranks = first_of(one_rank, labels_of_even_shards)
 
 
 def peer(workload: Workload, name: str, requires: str, refusal: Refusal, summary: str, **traits: Any) -> None:
