@@ -1,4 +1,4 @@
-"""The one-pass kernels whose words have a whole row's time: for shared rows of labels or a top k, and two losses.
+"""The one-pass kernels whose words have a whole row's time: for rows that programs share, and for two losses.
 
 A program sends the state of a row before it receives those of the row before. So neither the way of the words nor
 programs that are late by less than a row make it wait. If instructions take longer than memory, it stores a first
@@ -19,14 +19,18 @@ Measured on an H200, 4096 rows in bf16:
   At 131072 columns that jsd took 1.751 with eight warps, and 1.530 to 1.600 with half of a tile and three or four
   programs.
 - a top k of 64: 0.647 and 0.725 ms at 131072 and 151936 columns, 0.699 and 1.050 before. Labels take 0.580 and 0.663.
-- Losses of two logits are slower here, as no tile stays in registers: 0.968 ms, not 0.860, at 128256 columns.
+- Losses of two logits are slower here on one GPU, as no tile stays in registers: 0.968 ms, not 0.860, at 128256
+  columns. Over two, a program of eight warps is faster if its part fills 77% of `one_pass_kernel`. In turns
+  with that reverse_kl took 0.364 in place of 0.389 at 100352 columns and 0.740 in place of 0.817 at 201088, forward_kl
+  0.569 in place of 0.612 at 151936. A row that is one part is slower: 0.202, not 0.197, at 50304. Without the barrier
+  after the words 100352 columns took 0.417, then two programs of four warps 0.423 and tiles of 8192 columns 0.472.
 - Options at 151936 columns, where labels take 0.652 ms. A bonus took 0.869, mostly for comparisons with 0, then 0.717,
   and takes 0.667 with three programs. Smoothing took 0.686, now 0.660. Both took 0.987, now 0.716 with an early
   gradient.
 - A softcap takes 1.052, 1.6 times labels. Its 4.6 exponentials and reciprocals a column keep their unit busy for 70% of
   the time (81% in a whole row); for 17% warps wait for code, a loop of 90 KiB. One reciprocal for eight columns takes
-  1.047, Newton's method 1.144, three programs with a packed minimum 1.184, eight warps 1.258, and with these a
-  polynomial for one of four exponentials 1.246.
+  1.047, a minimum for two columns at once 1.039 (but 0.368 in place of 0.364 at 65536), Newton's method 1.144, three
+  programs 1.184, eight warps 1.258, and with these a polynomial for one of four exponentials 1.246.
 - Over two H200s eight warps are faster: at 131072 columns an entropy bonus took 0.380 in place of 0.467 ms.
 """
 
@@ -53,8 +57,8 @@ def shared_rows_kernel(
     logits, target, grad, inputs, outputs, loss, mailbox, n_rows, n_columns, n_parts, part_columns, n_valid,
     vocab_start, vocab_size, ignore_index, strides, scales, rank, capacity, half, limit_ns, SPEC: gl.constexpr,
 ):  # fmt: skip
-    """Compute the same as `one_pass_kernel` for rows of labels, or of a top k, that programs share."""
-    gl.static_assert(SPEC.SLOTS > 0 and layouts.has_labels(SPEC))
+    """Compute the same as `one_pass_kernel` for rows that programs share."""
+    gl.static_assert(SPEC.SLOTS > 0)
     TILES: gl.constexpr = SPEC.TILES
     AHEAD: gl.constexpr = SPEC.AHEAD
     walk = rows.open_walk(logits, target, grad, mailbox, n_rows, n_columns, n_parts, part_columns, n_valid,
