@@ -337,7 +337,7 @@ def test_one_rank_may_hold_nearly_all_columns(loss: Any, world_size: int, held: 
 def test_long_rows_and_many(world_size: int) -> None:
     """Rows of several parts on each rank, tiles of several rows, whole vectors and not."""
     cases: list[Case] = []
-    for loss, (rows, vocab) in itertools.product(LOSSES, ((40, 131072), (600, 4096), (5, 50257))):
+    for loss, (rows, vocab) in itertools.product(LOSSES, ((40, 131072), (600, 4096), (5, 50257), (7, 151936))):
         logits, target = make(loss, rows=rows, vocab=vocab, dtype=torch.bfloat16)
         if loss == "cross_entropy":
             target[::3] = -100

@@ -1,4 +1,4 @@
-"""The one-pass kernels whose words have a whole row's time: for rows that programs share, and for two losses.
+"""The one-pass kernels whose words have a whole row's time: for shared rows of labels or a top k, and two losses.
 
 A program sends the state of a row before it receives those of the row before. So neither the way of the words nor
 programs that are late by less than a row make it wait. If instructions take longer than memory, it stores a first
@@ -20,10 +20,9 @@ Measured on an H200, 4096 rows in bf16:
   programs.
 - a top k of 64: 0.647 and 0.725 ms at 131072 and 151936 columns, 0.699 and 1.050 before. Labels take 0.580 and 0.663.
 - Losses of two logits are slower here on one GPU, as no tile stays in registers: 0.968 ms, not 0.860, at 128256
-  columns. Over two, a program of eight warps is faster if its part fills 77% of `one_pass_kernel`. In turns
-  with that reverse_kl took 0.364 in place of 0.389 at 100352 columns and 0.740 in place of 0.817 at 201088, forward_kl
-  0.569 in place of 0.612 at 151936. A row that is one part is slower: 0.202, not 0.197, at 50304. Without the barrier
-  after the words 100352 columns took 0.417, then two programs of four warps 0.423 and tiles of 8192 columns 0.472.
+  columns. Over two, a program of eight warps with 28672 columns was faster than `one_pass_kernel`, both with a barrier
+  after the words: reverse_kl 0.364 in place of 0.389 at 100352 columns and 0.740 in place of 0.750 at 201088,
+  forward_kl 0.569 in place of 0.612 at 151936. It isn't used, because its gradients were not compared on a GPU.
 - Options at 151936 columns, where labels take 0.652 ms. A bonus took 0.869, mostly for comparisons with 0, then 0.717,
   and takes 0.667 with three programs. Smoothing took 0.686, now 0.660. Both took 0.987, now 0.716 with an early
   gradient.
@@ -57,8 +56,8 @@ def shared_rows_kernel(
     logits, target, grad, inputs, outputs, loss, mailbox, n_rows, n_columns, n_parts, part_columns, n_valid,
     vocab_start, vocab_size, ignore_index, strides, scales, rank, capacity, half, limit_ns, SPEC: gl.constexpr,
 ):  # fmt: skip
-    """Compute the same as `one_pass_kernel` for rows that programs share."""
-    gl.static_assert(SPEC.SLOTS > 0)
+    """Compute the same as `one_pass_kernel` for rows of labels, or of a top k, that programs share."""
+    gl.static_assert(SPEC.SLOTS > 0 and layouts.has_labels(SPEC))
     TILES: gl.constexpr = SPEC.TILES
     AHEAD: gl.constexpr = SPEC.AHEAD
     walk = rows.open_walk(logits, target, grad, mailbox, n_rows, n_columns, n_parts, part_columns, n_valid,

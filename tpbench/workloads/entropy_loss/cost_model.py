@@ -114,11 +114,8 @@ def parts_of_row(size: LossSize) -> int:
         part_bytes = 2**15
     elif matrices == 1 and row_bytes > 2**15:
         padded = 1 << (row_bytes - 1).bit_length()
-        if row_bytes < (0.94 * padded if padded <= 2**17 else padded):
+        if row_bytes < (0.95 * padded if padded <= 2**17 else padded):
             part_bytes = 7 * 2**13  # two programs share a multiprocessor
-    elif matrices == 2 and size.tp_size > 1 and row_bytes > part_bytes:
-        if row_bytes < 0.94 * part_bytes * math.ceil(row_bytes / part_bytes):
-            part_bytes = 7 * 2**14
     return 1 << (math.ceil(1.5 * math.ceil(row_bytes / part_bytes)) - 1).bit_length()
 
 
