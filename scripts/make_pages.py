@@ -12,6 +12,7 @@ The page names its rows once, as arguments of `report`: `<!--= from ARGUMENTS --
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import re
 import shlex
@@ -20,13 +21,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
+import pandas as pd
 from _checkout import ROOT
 
 from tpbench.console import information
 from tpbench.console.listing import all_fields, sections_of
+from tpbench.report.analysis.row_values import Record
+from tpbench.report.command_line import ReportParser, selected_rows
+from tpbench.report.studies import column_cell
+from tpbench.results.current_rows import newest
+from tpbench.results.read import plain_rows
 from tpbench.results.schema import COMMON_COLUMNS, STATUSES, workload_columns
 from tpbench.settings import JobError
-from tpbench.tables import Document, Table, as_markdown
+from tpbench.tables import Document, Table, as_markdown, value_text
 from tpbench.workloads import NAMES
 
 BLOCK = re.compile(
@@ -56,14 +63,29 @@ def with_tables(text: str) -> str:
         return match["head"] if match["arguments"].endswith(".svg") else f"{match['head']}\n{output}\n<!-- end -->\n"
 
     def figure(match: re.Match[str]) -> str:
-        chosen = f'{rows[1] if rows else ""} {match["facts"]} --label "{match["label"]}"'
-        table = _output("report", f"{chosen} --columns {match['metric']} --format markdown")
-        lines = [line for line in table.splitlines() if line.startswith("|")][2:]
-        if len(lines) != 1:
-            raise JobError(f"{match['head']}: {len(lines)} rows")
-        return f"{match['head']}{lines[0].split('|')[-2].strip()}<!---->"
+        frame, records = _rows(rows[1] if rows else "")
+        facts = [fact.partition("=") for fact in match["facts"].split()]
+        fits = [
+            record["label"] == match["label"]
+            and all(value_text(record[name]) in (values, *values.split(",")) for name, _, values in facts)
+            for record in records
+        ]
+        found = plain_rows(newest(frame[fits]))
+        if len(found) != 1:
+            raise JobError(f"{match['head']}: {len(found)} rows")
+        return f"{match['head']}{column_cell(match['metric'], Record(found[0])).text}<!---->"
 
     return FIGURE.sub(figure, BLOCK.sub(made, text))
+
+
+@functools.cache
+def _rows(arguments: str) -> tuple[pd.DataFrame, list[Record]]:
+    """Return the rows that these arguments of `report` select, for all figures of a page."""
+    parser = ReportParser("report", ())
+    parser.add_filters()
+    with contextlib.chdir(ROOT):
+        frame = selected_rows(parser.parse(shlex.split(arguments)))
+    return frame, [Record(row) for row in plain_rows(frame)]
 
 
 def _output(program: str | None, arguments: str) -> str:
