@@ -6,7 +6,9 @@ made from the code. Its output follows, which is replaced, and then the comment 
 comment. A comment whose command ends with an .svg file draws a picture of the page, and has no output.
 
 A figure in a sentence comes from rows, too. It stands between `<!--= METRIC NAME=VALUE ...: LABEL -->` and `<!---->`.
-The page names its rows once, as arguments of `report`: `<!--= from ARGUMENTS -->`.
+With ` / LABEL` after the label it is the ratio to another row, with ` - LABEL` the difference. That row has the same
+facts, unless others stand before its label. The page names its rows once, as arguments of `report`:
+`<!--= from ARGUMENTS -->`.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from tpbench.results.current_rows import newest
 from tpbench.results.read import plain_rows
 from tpbench.results.schema import COMMON_COLUMNS, STATUSES, workload_columns
 from tpbench.settings import JobError
+from tpbench.suggestions import number
 from tpbench.tables import Document, Table, as_markdown, value_text
 from tpbench.workloads import NAMES
 
@@ -42,6 +45,7 @@ BLOCK = re.compile(
     flags=re.DOTALL,
 )
 FIGURE = re.compile(r"(?P<head><!--= (?P<metric>\w+) (?P<facts>[^:>]*): (?P<label>[^>]*) -->)[^<]*<!---->")
+OPERATION = re.compile(r" ([/-]) ")
 ROWS = re.compile(r"<!--= from ([^>]*) -->\n")
 
 
@@ -63,17 +67,14 @@ def with_tables(text: str) -> str:
         return match["head"] if match["arguments"].endswith(".svg") else f"{match['head']}\n{output}\n<!-- end -->\n"
 
     def figure(match: re.Match[str]) -> str:
-        frame, records = _rows(rows[1] if rows else "")
-        facts = [fact.partition("=") for fact in match["facts"].split()]
-        fits = [
-            record["label"] == match["label"]
-            and all(value_text(record[name]) in (values, *values.split(",")) for name, _, values in facts)
-            for record in records
-        ]
-        found = plain_rows(newest(frame[fits]))
-        if len(found) != 1:
-            raise JobError(f"{match['head']}: {len(found)} rows")
-        return f"{match['head']}{column_cell(match['metric'], Record(found[0])).text}<!---->"
+        of_page, facts, metric = rows[1] if rows else "", match["facts"], match["metric"]
+        first, *more = OPERATION.split(match["label"])
+        record = _record(of_page, facts, first)
+        if not more:
+            return f"{match['head']}{column_cell(metric, record).text}<!---->"
+        own, _, label = more[1].rpartition(": ")
+        one, other = float(record[metric]), float(_record(of_page, own or facts, label)[metric])
+        return f"{match['head']}{number(one / other if more[0] == '/' else one - other)}<!---->"
 
     return FIGURE.sub(figure, BLOCK.sub(made, text))
 
@@ -86,6 +87,21 @@ def _rows(arguments: str) -> tuple[pd.DataFrame, list[Record]]:
     with contextlib.chdir(ROOT):
         frame = selected_rows(parser.parse(shlex.split(arguments)))
     return frame, [Record(row) for row in plain_rows(frame)]
+
+
+def _record(arguments: str, facts: str, label: str) -> Record:
+    """Return the one row of these rows that has the label and the facts, NAME=VALUE with spaces between."""
+    frame, records = _rows(arguments)
+    wanted = [fact.partition("=") for fact in facts.split()]
+    fits = [
+        record["label"] == label
+        and all(value_text(record[name]) in (values, *values.split(",")) for name, _, values in wanted)
+        for record in records
+    ]
+    found = plain_rows(newest(frame[fits]))
+    if len(found) != 1:
+        raise JobError(f"the figure of {facts}: {label} is of {len(found)} rows")
+    return Record(found[0])
 
 
 def _output(program: str | None, arguments: str) -> str:
