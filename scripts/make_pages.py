@@ -13,6 +13,7 @@ facts, unless others stand before its label. The page names its rows once, as ar
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import functools
 import io
@@ -36,7 +37,7 @@ from tpbench.results.read import plain_rows
 from tpbench.results.schema import COMMON_COLUMNS, STATUSES, workload_columns
 from tpbench.settings import JobError
 from tpbench.suggestions import number
-from tpbench.tables import Document, Table, as_markdown, value_text
+from tpbench.tables import Document, Table, as_markdown
 from tpbench.workloads import NAMES
 
 BLOCK = re.compile(
@@ -79,26 +80,24 @@ def with_tables(text: str) -> str:
     return FIGURE.sub(figure, BLOCK.sub(made, text))
 
 
-@functools.cache
-def _rows(arguments: str) -> tuple[pd.DataFrame, list[Record]]:
-    """Return the rows that these arguments of `report` select, for all figures of a page."""
+def _filters(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the places and the filters among arguments of `report`."""
     parser = ReportParser("report", ())
     parser.add_filters()
+    return parser.parse(arguments)
+
+
+@functools.cache
+def _rows(arguments: str) -> pd.DataFrame:
+    """Return the rows that these arguments of `report` select, for all figures of a page."""
     with contextlib.chdir(ROOT):
-        frame = selected_rows(parser.parse(shlex.split(arguments)))
-    return frame, [Record(row) for row in plain_rows(frame)]
+        return selected_rows(_filters(shlex.split(arguments)))
 
 
 def _record(arguments: str, facts: str, label: str) -> Record:
     """Return the one row of these rows that has the label and the facts, NAME=VALUE with spaces between."""
-    frame, records = _rows(arguments)
-    wanted = [fact.partition("=") for fact in facts.split()]
-    fits = [
-        record["label"] == label
-        and all(value_text(record[name]) in (values, *values.split(",")) for name, _, values in wanted)
-        for record in records
-    ]
-    found = plain_rows(newest(frame[fits]))
+    filters = _filters(["--label", label, "--only", *facts.split()])
+    found = plain_rows(newest(selected_rows(filters, _rows(arguments))))
     if len(found) != 1:
         raise JobError(f"the figure of {facts}: {label} is of {len(found)} rows")
     return Record(found[0])

@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if len(places := options.where) == 1 and (own := Path(places[0], "rows")).is_dir():
         places = [str(own)]  # not the reference rows beside it
-    frame = command_line.selected_rows(options, places)
+    frame = command_line.selected_rows(options, command_line.read_rows(places))
     where, ids = printable(", ".join(places)), frozenset(frame["row_id"].astype(str))
     sweeps = f"{counted(len(ids), 'row')} of {counted(frame['sweep_id'].nunique(), 'sweep')} in {where}"
     if options.into:

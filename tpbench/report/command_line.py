@@ -109,9 +109,9 @@ def rows_of(place: str) -> str:
     return str(reference)
 
 
-def selected_rows(options: argparse.Namespace, places: Sequence[str] = ()) -> pd.DataFrame:
-    """Return the rows that the filters select in these places. Raises JobError for a filter that no row passes."""
-    frame = read_rows(places or [rows_of(place) for place in options.where])
+def selected_rows(options: argparse.Namespace, frame: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Return the rows that pass all filters, of `frame` or else of the options' places. Raises JobError without any."""
+    frame = read_rows([rows_of(place) for place in options.where]) if frame is None else frame
     filters = [f"{name}={getattr(options, name)}" for name in FILTERS if getattr(options, name) is not None]
     for condition in [*filters, *options.only]:
         name, equals, value = condition.partition("=")

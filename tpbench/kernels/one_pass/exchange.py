@@ -217,7 +217,10 @@ def _go_on_together(spec):
 
 @gluon.jit
 def leave_late(walk, row, exists, came, n_parts, queues, SPEC: gl.constexpr):
-    """With YIELDS note that the program leaves rows (ROWS,) whose words did not come. Return which others exist."""
+    """With YIELDS note that the program leaves rows (ROWS,) whose words did not come. Return which others exist.
+
+    Warps wait for each other here where that is faster. With YIELDS their vote made them wait already.
+    """
     if SPEC.YIELDS:
         came = gl.convert_layout(came, layouts.row_layout(SPEC))
         at = late_word(queues, row, n_parts, walk.part_number)
