@@ -209,10 +209,13 @@ def _go_on_together(spec):
     """After the words of a row came, all warps wait for each other: where this was measured to be faster.
 
     Over two H200s reverse_kl at 151936 columns took 0.600 ms where each warp went on as soon as it had seen the words,
-    and takes 0.562 with a barrier. Labels at 128256 columns took 0.307 and take 0.297. forward_kl took 0.612 and 0.624.
+    and takes 0.562 with a barrier, on one H200 1.023 and 1.015. Labels took 0.307 and take 0.297 at 128256 columns over
+    two. Slower are forward_kl (0.436 and 0.440 at 131072), a top k (0.391 and 0.420 at 151936) and, in the kernel of
+    shared rows, labels (0.227 and 0.229 at 100352) and a softcap (0.577 and 0.601 at 131072).
     """
-    is_faster = spec.KERNEL == "one_pass" and spec.LOSS in ("cross_entropy", "reverse_kl") and not spec.TOP_K
-    return is_faster and spec.WORLD > 1 and spec.ROWS == 1
+    if spec.KERNEL == "shared_rows":
+        return not layouts.has_labels(spec)
+    return spec.ROWS == 1 and spec.LOSS in ("cross_entropy", "reverse_kl") and not spec.TOP_K
 
 
 @gluon.jit

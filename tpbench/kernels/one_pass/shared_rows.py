@@ -1,4 +1,4 @@
-"""The one-pass kernels whose words have a whole row's time: for shared rows of labels or a top k, and two losses.
+"""The one-pass kernels whose words have a whole row's time: for rows that programs share, and for two losses.
 
 A program sends the state of a row before it receives those of the row before. So neither the way of the words nor
 programs that are late by less than a row make it wait. If instructions take longer than memory, it stores a first
@@ -11,18 +11,21 @@ Memory is read once. Each column of jsd takes five exponentials and logarithms, 
 Measured on an H200, 4096 rows in bf16:
 
 - labels: 0.649 ms in place of 0.862 at 151936 columns. Over two: 0.338 in place of 0.445.
-- jsd: 0.680, 1.411 and 1.765 ms at 65536, 131072 and 151936 columns, where reverse_kl takes 0.415, 0.875 and 1.025. It
-  took 0.735, 1.512 and 1.946 with q and p / q by exponentials of their own. The logarithm of the mixture itself needs
-  no ratio and takes 0.661, 1.361 and 1.739, but its rounding grows with the exponents.
+- jsd: 1.277 and 1.765 ms at 131072 and 151936 columns, where reverse_kl takes 0.875 and 1.015. Without the barrier it
+  took 1.411 and 1.765, and before, with q and p / q by exponentials of their own, 1.512 and 1.946. The logarithm of the
+  mixture itself needs no ratio and took 1.361 and 1.739, but its rounding grows with the exponents.
   Total variation takes 0.656, 1.300 and 1.703, and three kernels took 2.229 and 2.623.
-  Over two H200s jsd takes 0.890 at 151936 columns. It took 1.308 with twice the words to read.
+  Over two H200s jsd takes 0.890 at 151936 columns. It took 1.308 with twice the words to read. At 131072 and 201088 it
+  takes 0.660 and 1.188, without the barrier 0.693 and 1.578, and with one after the first words, too, 0.669 and 1.196.
+  Total variation is slower with the barrier: 0.806 in place of 0.748 at 131072.
   At 131072 columns that jsd took 1.751 with eight warps, and 1.530 to 1.600 with half of a tile and three or four
   programs.
 - a top k of 64: 0.647 and 0.725 ms at 131072 and 151936 columns, 0.699 and 1.050 before. Labels take 0.580 and 0.663.
 - Losses of two logits are slower here on one GPU, as no tile stays in registers: 0.968 ms, not 0.860, at 128256
-  columns. Over two, a program of eight warps with 28672 columns was faster than `one_pass_kernel`, both with a barrier
-  after the words: reverse_kl 0.364 in place of 0.389 at 100352 columns and 0.740 in place of 0.750 at 201088,
-  forward_kl 0.569 in place of 0.612 at 151936. It isn't used, because its gradients were not compared on a GPU.
+  columns. Over two, a program of eight warps is faster than `one_pass_kernel`, both with a barrier after the words:
+  reverse_kl takes 0.371 in place of 0.392 ms at 100352 columns and 0.744 in place of 0.760 at 201088, but 0.568 in
+  place of 0.562 at 151936; forward_kl 0.390 in place of 0.405, and 0.572 in place of 0.613. With one part more it is
+  slower: 0.480, not 0.425, at 117760; and so it is with exchange="yielding": 0.414, not 0.388, at 100352.
 - Options at 151936 columns, where labels take 0.652 ms. A bonus took 0.869, mostly for comparisons with 0, then 0.717,
   and takes 0.667 with three programs. Smoothing took 0.686, now 0.660. Both took 0.987, now 0.716 with an early
   gradient.
@@ -56,8 +59,8 @@ def shared_rows_kernel(
     logits, target, grad, inputs, outputs, loss, mailbox, n_rows, n_columns, n_parts, part_columns, n_valid,
     vocab_start, vocab_size, ignore_index, strides, scales, rank, capacity, half, limit_ns, SPEC: gl.constexpr,
 ):  # fmt: skip
-    """Compute the same as `one_pass_kernel` for rows of labels, or of a top k, that programs share."""
-    gl.static_assert(SPEC.SLOTS > 0 and layouts.has_labels(SPEC))
+    """Compute the same as `one_pass_kernel` for rows that programs share."""
+    gl.static_assert(SPEC.SLOTS > 0)
     TILES: gl.constexpr = SPEC.TILES
     AHEAD: gl.constexpr = SPEC.AHEAD
     walk = rows.open_walk(logits, target, grad, mailbox, n_rows, n_columns, n_parts, part_columns, n_valid,
@@ -211,6 +214,8 @@ def mixture_kernel(
 
         looked = exchange.first_look(sent, queues, SPEC, FIRST)
         parts, limits, _came = exchange.receive_numbers(looked, limits, FIRST, queues, SPEC)
+        if SPEC.LOSS == "jsd":
+            ptx.barrier()
         divergences = (gl.sum(parts[0], axis=1) * LN_2, gl.sum(parts[1], axis=1) * LN_2)
         counts = targets.rows_that_count(walk, row, label, SPEC)
         values = values[:6] + divergences + values[8:]

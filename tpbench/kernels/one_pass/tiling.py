@@ -122,7 +122,7 @@ def machine(device: int) -> Machine:
 
 def _shape(
     share: int, world_size: int, has_labels: bool, mixture: bool, column_bytes: int, cap: int, top_k: bool,
-    options: int, limits: Machine,
+    options: int, limits: Machine, yields: bool,
 ) -> Shape:  # fmt: skip
     padded, full = max(SMALLEST_BLOCK, next_power_of_2(share)), TILE_BYTES // column_bytes
 
@@ -152,6 +152,12 @@ def _shape(
     warps = 8 if options and world_size > 1 else 4
     if has_labels and block >= full // 4 and long:
         return Shape("shared_rows", block, block, halves * block // 2, warps, 2 + three)
+    # Two places of each tile leave less room for a part. Rows of two logits have them if that makes no more parts.
+    room = bytes_of_tiles(1) // (block * column_bytes) * block // 2
+    parts = -(-share // room)
+    if world_size > 1 and 1 < parts == -(-share // (4 * full)) and block >= full // 4:
+        if not (has_labels or options or yields):
+            return Shape("shared_rows", block, block, room, 8, 1)
 
     # Two programs per multiprocessor: one works while the other waits, if 128 registers per thread are enough. The
     # launch is cooperative, so the driver refuses it if not all programs fit at once.
@@ -183,12 +189,14 @@ def _shape(
 def tiling(
     rows: int, columns: int, share: int, world_size: int, itemsize: int, loss: str, block_cap: int | str,
     whole_vectors: bool, limits: Machine, widest: int | None = None, top_k: bool = False, options: int = 0,
+    yields: bool = False,
 ) -> Tiling | str:  # fmt: skip
     """Return the tiling for (rows, columns) logits, or the reason why there is none.
 
     share: columns per rank if the vocabulary is split evenly. This number is equal on all ranks, so that their tilings
     agree in everything that the exchange needs. One rank alone uses its columns, of which some may be padding.
     top_k: the target is a teacher's top k.
+    yields: programs leave rows whose words come late.
     options: 1 if a thread lacks registers for the loss's terms beside 64 numbers of a tile, 2 if they also take longer.
     widest: the most columns that a rank holds, if the ranks know it. If not, a rank with too many raises ValueError.
     """
@@ -196,7 +204,7 @@ def tiling(
     cap = measured_cap("one_read", loss, share) if block_cap == "auto" else int(block_cap)
     has_labels, mixture = loss == "cross_entropy", loss in COMPARING_LOSSES
     column_bytes = itemsize * (1 if has_labels else 2)  # the logit and, unless the target is a label, the target logit
-    shape = _shape(share, world_size, has_labels, mixture, column_bytes, cap, top_k, options, limits)
+    shape = _shape(share, world_size, has_labels, mixture, column_bytes, cap, top_k, options, limits, yields)
     part_columns = shape.part_columns
     parts = max(1, -(-columns // part_columns))
     ranks = next_power_of_2(world_size)
