@@ -1,5 +1,6 @@
 """A function as the loss: the objectives of the guide against plain torch, and functions that don't fit."""
 
+import functools
 import re
 from typing import Any
 
@@ -188,6 +189,27 @@ def test_the_modules(function: Any, reduction: Any, dtype: torch.dtype) -> None:
     assert linear.metrics is not None and linear.metrics["mean"][4] == 0 and linear.metrics["large"].dtype == torch.bool
     with torch.no_grad():
         torch.testing.assert_close(linear(hidden, head, labels, **rows), losses[0])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("function", [_squares, _of_logprobs])
+def test_a_graph_reads_new_hidden_states_and_another_divisor(function: Any) -> None:
+    """A host that waited for the device, as for the divisor, would end the capture."""
+    hidden, head, labels = (each.cuda() for each in make_linear(rows=ROWS, vocab=VOCAB))
+    rows = {"power": torch.linspace(0, 1, ROWS, device="cuda")}
+    call = functools.partial(
+        linear_entropy_loss, hidden, head, labels, loss=function, row_inputs=rows, reduction="sum",
+        divisor=(divisor := torch.tensor(3.0, device="cuda")), sequence_lengths=LENGTHS, workspace_gib=CHUNK * VOCAB,
+    )  # fmt: skip
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = call()
+    hidden.copy_(make_linear(rows=ROWS, vocab=VOCAB, seed=1)[0])
+    divisor.fill_(5.0)
+    graph.replay()
+    for name in ("loss", "grad_hidden", "grad_weight"):
+        torch.testing.assert_close(getattr(captured, name), getattr(call(), name))
 
 
 def test_tensors_of_rows_must_not_change_before_backward() -> None:
