@@ -7,8 +7,8 @@ comment. A comment whose command ends with an .svg file draws a picture of the p
 
 A figure in a sentence comes from rows, too. It stands between `<!--= METRIC NAME=VALUE ...: LABEL -->` and `<!---->`.
 With ` / LABEL` after the label it is the ratio to another row, with ` - LABEL` the difference. That row has the same
-facts, unless others stand before its label. The page names its rows once, as arguments of `report`:
-`<!--= from ARGUMENTS -->`.
+facts, unless others stand before its label. A page names the rows of the figures that follow, as arguments of
+`report`: `<!--= from ARGUMENTS -->`.
 """
 
 from __future__ import annotations
@@ -61,20 +61,19 @@ def with_tables(text: str) -> str:
 
     Raises JobError if a command fails, or if a figure isn't of one row.
     """
-    rows = ROWS.search(text)
 
     def made(match: re.Match[str]) -> str:
         output = _output(match["program"], match["arguments"])
         return match["head"] if match["arguments"].endswith(".svg") else f"{match['head']}\n{output}\n<!-- end -->\n"
 
     def figure(match: re.Match[str]) -> str:
-        of_page, facts, metric = rows[1] if rows else "", match["facts"], match["metric"]
+        rows, facts, metric = ROWS.findall(match.string, 0, match.start())[-1], match["facts"], match["metric"]
         first, *more = OPERATION.split(match["label"])
-        record = _record(of_page, facts, first)
+        record = _record(rows, facts, first)
         if not more:
             return f"{match['head']}{column_cell(metric, record).text}<!---->"
         own, _, label = more[1].rpartition(": ")
-        one, other = float(record[metric]), float(_record(of_page, own or facts, label)[metric])
+        one, other = float(record[metric]), float(_record(rows, own or facts, label)[metric])
         return f"{match['head']}{number(one / other if more[0] == '/' else one - other)}<!---->"
 
     return FIGURE.sub(figure, BLOCK.sub(made, text))
