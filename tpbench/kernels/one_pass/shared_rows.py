@@ -16,16 +16,16 @@ Measured on an H200, 4096 rows in bf16:
   mixture itself needs no ratio and took 1.361 and 1.739, but its rounding grows with the exponents.
   Total variation takes 0.656, 1.300 and 1.703, and three kernels took 2.229 and 2.623.
   Over two H200s jsd takes 0.890 at 151936 columns. It took 1.308 with twice the words to read. At 131072 and 201088 it
-  takes 0.660 and 1.188, without the barrier 0.693 and 1.578, and with one after the first words, too, 0.669 and 1.196.
+  takes 0.660 and 1.188, and took 0.693 and 1.578 without the barrier. Another one after the first words costs 1%.
   Total variation is slower with the barrier: 0.806 in place of 0.748 at 131072.
   At 131072 columns that jsd took 1.751 with eight warps, and 1.530 to 1.600 with half of a tile and three or four
   programs.
 - a top k of 64: 0.647 and 0.725 ms at 131072 and 151936 columns, 0.699 and 1.050 before. Labels take 0.580 and 0.663.
 - Losses of two logits are slower here on one GPU, as no tile stays in registers: 0.968 ms, not 0.860, at 128256
-  columns. Over two, a program of eight warps is faster than `one_pass_kernel`, both with a barrier after the words:
-  reverse_kl takes 0.371 in place of 0.392 ms at 100352 columns and 0.744 in place of 0.760 at 201088, but 0.568 in
-  place of 0.562 at 151936; forward_kl 0.390 in place of 0.405, and 0.572 in place of 0.613. With one part more it is
-  slower: 0.480, not 0.425, at 117760; and so it is with exchange="yielding": 0.414, not 0.388, at 100352.
+  columns. Over two, a program of eight warps is faster than `one_pass_kernel`, both with a barrier after the words.
+  Reverse_kl takes 0.371 in place of 0.392 ms at 100352 columns and 0.744 in place of 0.760 at 201088, but 0.568 in
+  place of 0.562 at 151936. Forward_kl takes 0.390 in place of 0.405, and 0.572 in place of 0.613. With one part more
+  it is slower: 0.480, not 0.425, at 117760. So it is with exchange="yielding": 0.414, not 0.388, at 100352.
 - Options at 151936 columns, where labels take 0.652 ms. A bonus took 0.869, mostly for comparisons with 0, then 0.717,
   and takes 0.667 with three programs. Smoothing took 0.686, now 0.660. Both took 0.987, now 0.716 with an early
   gradient.
