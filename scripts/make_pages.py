@@ -6,9 +6,9 @@ made from the code. Its output follows, which is replaced, and then the comment 
 comment. A comment whose command ends with an .svg file draws a picture of the page, and has no output.
 
 A figure in a sentence comes from rows, too. It stands between `<!--= METRIC NAME=VALUE ...: LABEL -->` and `<!---->`.
-With ` / LABEL` after the label it is the ratio to another row, with ` - LABEL` the difference. That row has the same
-facts, unless others stand before its label. A page names the rows of the figures that follow, as arguments of
-`report`: `<!--= from ARGUMENTS -->`.
+With ` / LABEL` after the label it is the ratio to another row, with ` // LABEL` the ratio and its interval, with
+` - LABEL` the difference. That row has the same facts, unless others stand before its label. A page names the rows of
+the figures that follow, as arguments of `report`: `<!--= from ARGUMENTS -->`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from _checkout import ROOT
 
 from tpbench.console import information
 from tpbench.console.listing import all_fields, sections_of
+from tpbench.report.analysis import row_values
+from tpbench.report.analysis.comparison import compare
 from tpbench.report.analysis.row_values import Record
 from tpbench.report.command_line import ReportParser, selected_rows
 from tpbench.report.studies import column_cell
@@ -46,7 +48,7 @@ BLOCK = re.compile(
     flags=re.DOTALL,
 )
 FIGURE = re.compile(r"(?P<head><!--= (?P<metric>\w+) (?P<facts>[^:>]*): (?P<label>[^>]*) -->)[^<]*<!---->")
-OPERATION = re.compile(r" ([/-]) ")
+OPERATION = re.compile(r" (//?|-) ")
 ROWS = re.compile(r"<!--= from ([^>]*) -->\n")
 
 
@@ -73,8 +75,15 @@ def with_tables(text: str) -> str:
         if not more:
             return f"{match['head']}{column_cell(metric, record).text}<!---->"
         own, _, label = more[1].rpartition(": ")
-        one, other = float(record[metric]), float(_record(rows, own or facts, label)[metric])
-        return f"{match['head']}{number(one / other if more[0] == '/' else one - other)}<!---->"
+        reference = _record(rows, own or facts, label)
+        one, other = float(record[metric]), float(reference[metric])
+        text = number(one / other if "/" in more[0] else one - other)
+        if more[0] == "//":
+            ratio = compare([reference], [record], row_values.metric(metric))
+            if not (ratio and ratio.low and ratio.high):
+                raise JobError(f"the ratio of {facts}: {match['label']} has no interval")
+            text += f" ({number(ratio.low)} to {number(ratio.high)})"
+        return f"{match['head']}{text}<!---->"
 
     return FIGURE.sub(figure, BLOCK.sub(made, text))
 
