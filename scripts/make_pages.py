@@ -29,9 +29,8 @@ from _checkout import ROOT
 
 from tpbench.console import information
 from tpbench.console.listing import all_fields, sections_of
-from tpbench.report.analysis import row_values
 from tpbench.report.analysis.comparison import compare
-from tpbench.report.analysis.row_values import Record
+from tpbench.report.analysis.row_values import Record, metric
 from tpbench.report.command_line import ReportParser, selected_rows
 from tpbench.report.studies import column_cell
 from tpbench.results.current_rows import newest
@@ -69,17 +68,18 @@ def with_tables(text: str) -> str:
         return match["head"] if match["arguments"].endswith(".svg") else f"{match['head']}\n{output}\n<!-- end -->\n"
 
     def figure(match: re.Match[str]) -> str:
-        rows, facts, metric = ROWS.findall(match.string, 0, match.start())[-1], match["facts"], match["metric"]
+        *_, rows = "", *ROWS.findall(match.string, 0, match.start())
+        name, facts = match["metric"], match["facts"]
         first, *more = OPERATION.split(match["label"])
         record = _record(rows, facts, first)
         if not more:
-            return f"{match['head']}{column_cell(metric, record).text}<!---->"
+            return f"{match['head']}{column_cell(name, record).text}<!---->"
         own, _, label = more[1].rpartition(": ")
         reference = _record(rows, own or facts, label)
-        one, other = float(record[metric]), float(reference[metric])
+        one, other = float(record[name]), float(reference[name])
         text = number(one / other if "/" in more[0] else one - other)
         if more[0] == "//":
-            ratio = compare([reference], [record], row_values.metric(metric))
+            ratio = compare([reference], [record], metric(name))
             if not (ratio and ratio.low and ratio.high):
                 raise JobError(f"the ratio of {facts}: {match['label']} has no interval")
             text += f" ({number(ratio.low)} to {number(ratio.high)})"

@@ -25,6 +25,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -36,6 +37,7 @@ than the time for an answer."""
 GRACE_S = 5.0
 """Seconds in which the other ranks may answer after one failed. They may wait for it in a collective."""
 
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 PRELOAD = ["torch", "torch.distributed", "numpy", "pytest"]
 PRELOAD += [] if torch.cuda.is_available() else ["tests.support.quick_interpreter"]
 """Modules that are imported once, before ranks are forked. A folder's conftest.py may add the modules of its tests."""

@@ -17,7 +17,7 @@ from tests.support.kernel_reference import (
     make_linear,
     on_ranks,
 )
-from tests.support.ranks import Rank, ranks_here
+from tests.support.ranks import Rank, needs_cuda, ranks_here
 from tpbench.kernels import EntropyLoss, LinearEntropyLoss, TopK, entropy_loss, linear_entropy_loss
 
 LOSSES = ("soft_cross_entropy", "forward_kl", "reverse_kl")
@@ -124,7 +124,7 @@ def test_a_top_k(loss: str, case: str, device: torch.device, algorithm: dict[str
         check(_run(logits, target, device, **options), logits, target, options)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@needs_cuda
 @pytest.mark.parametrize("vocab", [100352, 151936])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_top_k_of_long_rows(loss: str, vocab: int) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.support.kernel_reference import make, make_policy, on_device
+from tests.support.ranks import needs_cuda
 from tpbench.kernels import How, LaunchRecord, TopK, checks, entropy_loss
 
 ROOM = torch.zeros(5, 8, device="cuda" if torch.cuda.is_available() else "cpu")
@@ -78,7 +79,7 @@ def test_one_read_needs_cuda() -> None:
         entropy_loss(LOGITS, LABELS, algorithm="one_read")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@needs_cuda
 def test_an_algorithm_asked_for_by_name_is_not_replaced() -> None:
     with pytest.raises(ValueError, match="algorithm='one_read' cannot do this: it accumulates into no tensor"):
         entropy_loss(LOGITS, LABELS, algorithm="one_read", grad=torch.zeros_like(LOGITS))

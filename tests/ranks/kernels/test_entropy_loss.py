@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from tests.support.kernel_reference import LOSSES, assert_right, far_away, make, reference
+from tests.support.ranks import needs_cuda
 from tpbench.kernels import EntropyLoss, entropy_loss
 
 INF = float("inf")
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 all_losses = pytest.mark.parametrize("loss", LOSSES)
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from tests.support.kernel_reference import DTYPES, LOSSES, assert_right, columns_of, far_away, make, on_ranks, reference
-from tests.support.ranks import Rank, RankError, ranks_here, run_on_ranks
+from tests.support.ranks import Rank, RankError, needs_cuda, ranks_here, run_on_ranks
 from tpbench.kernels import entropy_loss, symmetric
 from tpbench.kernels.symmetric import unavailable_reason
 
@@ -21,7 +21,6 @@ INF = float("inf")
 EXCHANGES = ("nccl", "symmetric", "yielding") if torch.cuda.is_available() else ("nccl",)
 Case = tuple[torch.Tensor, torch.Tensor, dict[str, Any]]
 """Logits and target of the whole vocabulary, and options."""
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 needs_2_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
 
 

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.support.command import ROOT
 from tests.support.kernel_reference import DEVICE, assert_near, columns_of, make_linear, on_ranks
-from tests.support.ranks import Rank, ranks_here, run_on_ranks
+from tests.support.ranks import Rank, needs_cuda, ranks_here, run_on_ranks
 from tpbench.kernels import (
     COMPARING_LOSSES,
     KERNEL_LOSSES,
@@ -191,15 +191,15 @@ def test_the_modules(function: Any, reduction: Any, dtype: torch.dtype) -> None:
         torch.testing.assert_close(linear(hidden, head, labels, **rows), losses[0])
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@needs_cuda
 @pytest.mark.parametrize("function", [_squares, _of_logprobs])
 def test_a_graph_reads_new_hidden_states_and_another_divisor(function: Any) -> None:
     """A host that waited for the device, as for the divisor, would end the capture."""
     hidden, head, labels = (each.cuda() for each in make_linear(rows=ROWS, vocab=VOCAB))
-    rows = {"power": torch.linspace(0, 1, ROWS, device="cuda")}
+    power, divisor = torch.linspace(0, 1, ROWS, device="cuda"), torch.tensor(3.0, device="cuda")
     call = functools.partial(
-        linear_entropy_loss, hidden, head, labels, loss=function, row_inputs=rows, reduction="sum",
-        divisor=(divisor := torch.tensor(3.0, device="cuda")), sequence_lengths=LENGTHS, workspace_gib=CHUNK * VOCAB,
+        linear_entropy_loss, hidden, head, labels, loss=function, row_inputs={"power": power}, reduction="sum",
+        divisor=divisor, sequence_lengths=LENGTHS, workspace_gib=CHUNK * VOCAB,
     )  # fmt: skip
     call()
     graph = torch.cuda.CUDAGraph()

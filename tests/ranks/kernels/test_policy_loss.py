@@ -20,7 +20,7 @@ from tests.support.kernel_reference import (
     on_ranks,
     policy_reference,
 )
-from tests.support.ranks import Rank, ranks_here
+from tests.support.ranks import Rank, needs_cuda, ranks_here
 from tpbench.kernels import EntropyLoss, LinearEntropyLoss, entropy_loss, linear_entropy_loss
 
 OURS = ("algorithm", "block_cap", "exchange", "loss", "entropy", "workspace_gib", "hidden_sharded", "grad")
@@ -110,7 +110,7 @@ def test_edges(device: torch.device, algorithm: dict[str, Any]) -> None:
     assert result.row_loss[3] == torch.inf and result.row_loss[4:].isfinite().all()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@needs_cuda
 @pytest.mark.parametrize(("vocab", "softcap"), [(131072, 30.0), (151936, None), (151936, 30.0)])
 def test_long_rows(vocab: int, softcap: float | None, algorithm: dict[str, Any]) -> None:
     """Rows of one program or of several, one with columns of -inf and one whose probability is in one column."""

@@ -205,7 +205,7 @@ def late_word(queues, row, n_parts, part):
 
 
 @gluon.constexpr_function
-def _go_on_together(spec):
+def go_on_together(spec):
     """After the words of a row came, all warps wait for each other: where this was measured to be faster.
 
     Over two H200s reverse_kl at 151936 columns took 0.600 ms where each warp went on as soon as it had seen the words,
@@ -213,6 +213,8 @@ def _go_on_together(spec):
     two. Slower are forward_kl (0.436 and 0.440 at 131072), a top k (0.391 and 0.420 at 151936) and, in the kernel of
     shared rows, labels (0.227 and 0.229 at 100352) and a softcap (0.577 and 0.601 at 131072).
     """
+    if spec.KERNEL == "mixture":
+        return spec.LOSS == "jsd"
     if spec.KERNEL == "shared_rows":
         return not layouts.has_labels(spec)
     return spec.ROWS == 1 and spec.LOSS in ("cross_entropy", "reverse_kl") and not spec.TOP_K
@@ -230,7 +232,7 @@ def leave_late(walk, row, exists, came, n_parts, queues, SPEC: gl.constexpr):
         gl.store(at, row * 0 + queues.epoch, mask=exists & ~came)
         return exists & came
     else:
-        if _go_on_together(SPEC):
+        if go_on_together(SPEC):
             ptx.barrier()
         return exists
 

@@ -135,7 +135,7 @@ def _shape(
         tile_columns = full // 2
         while 2 * 3 * tile_columns * column_bytes > bytes_of_tiles(2):  # two tiles, with three places each
             tile_columns //= 2
-        block = min(tile_columns, cap, padded // 2)
+        block: int = min(tile_columns, cap, padded // 2)
         return Shape("mixture", block, tile_columns, 2 * block, 4, 2)
     fits = limits.shared_bytes >= 7 * TILE_BYTES + RESERVED_BYTES
     if world_size == 1 and not top_k and fits and 4 * full < padded <= 8 * min(full, cap):
@@ -145,19 +145,20 @@ def _shape(
     # Shards of 16384 columns and less are faster if a tile has several of their rows. No row of a top k is whole.
     three = world_size == 1 and options == 1 and column_bytes == 2
     block = min(full // 4 if three else full // 2, cap)  # a smaller one would need many tiles
-    halves = bytes_of_tiles(2 + three) // (block * column_bytes)  # of two places each
+
+    def room(programs_per_sm: int) -> int:  # columns of a part whose tiles have two places each
+        return bytes_of_tiles(programs_per_sm) // (block * column_bytes) * block // 2
+
     # A shard that nearly fills tiles of one program is as fast as one that does.
     fills = share == padded or (padded <= 4 * full and share >= NEARLY * padded)
     long = share > (4 if top_k else 8) * full if world_size == 1 else share > full and (options or not fills)
     warps = 8 if options and world_size > 1 else 4
     if has_labels and block >= full // 4 and long:
-        return Shape("shared_rows", block, block, halves * block // 2, warps, 2 + three)
+        return Shape("shared_rows", block, block, room(2 + three), warps, 2 + three)
     # Two places of each tile leave less room for a part. Rows of two logits have them if that makes no more parts.
-    room = bytes_of_tiles(1) // (block * column_bytes) * block // 2
-    parts = -(-share // room)
-    if world_size > 1 and 1 < parts == -(-share // (4 * full)) and block >= full // 4:
-        if not (has_labels or options or yields):
-            return Shape("shared_rows", block, block, room, 8, 1)
+    plain = world_size > 1 and not (has_labels or options or yields)
+    if plain and block >= full // 4 and 1 < -(-share // room(1)) == -(-share // (4 * full)):
+        return Shape("shared_rows", block, block, room(1), 8, 1)
 
     # Two programs per multiprocessor: one works while the other waits, if 128 registers per thread are enough. The
     # launch is cooperative, so the driver refuses it if not all programs fit at once.

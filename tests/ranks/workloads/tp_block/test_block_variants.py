@@ -9,7 +9,7 @@ import torch._inductor.config as inductor
 import torch.distributed as dist
 from torch._dynamo.utils import counters
 
-from tests.support.ranks import Rank, enough_gpus, run_on_ranks
+from tests.support.ranks import Rank, enough_gpus, needs_cuda, run_on_ranks
 from tests.support.tp_block import (
     HERE,
     PARTS,
@@ -94,7 +94,7 @@ def error_in_pieces(here: Rank) -> float:
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@needs_cuda
 @pytest.mark.parametrize("ranks", on(2, 4))
 def test_pieces_are_right_on_gpus(ranks: int) -> None:
     assert max(run_on_ranks(ranks, error_in_pieces)) <= TOLERANCE["float32"]
