@@ -84,7 +84,7 @@ CASES: tuple[tuple[str, tuple[Any, ...], dict[str, Any]], ...] = (
     ("shared_rows", ("cross_entropy", 151936, 1, "reverse_kl"), {}),
     ("one_pass", ("cross_entropy", 16384, 2, "forward_kl"), {}),
     ("late_rows", ("reverse_kl", 8192, 2), {"yields": True}),
-    ("shared_rows", ("reverse_kl", 75968, 2), {}),
+    ("one_pass", ("reverse_kl", 75968, 2), {}),
     ("shared_rows", ("cross_entropy", 151936, 1), {"trains": False}),
     ("mixture", ("jsd", 32768, 1), {"BETA": 0.5, "trains": False}),
 )

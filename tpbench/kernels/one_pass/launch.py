@@ -118,7 +118,7 @@ def prepare(
     options = 2 if softcap or (smoothed and entropy_grad) else 1 if smoothed or entropy else 0
     plan = tiling(
         rows, columns, vocabulary.share, world_size, logits.dtype.itemsize, loss, block_cap, vectors, on,
-        vocabulary.widest, top_k > 0, options, yields,
+        vocabulary.widest, top_k > 0, options,
     )  # fmt: skip
     if isinstance(plan, str):
         return plan

@@ -18,17 +18,15 @@ Measured on an H200, 4096 rows in bf16:
   Over two H200s jsd takes 0.890 at 151936 columns. It took 1.308 with twice the words to read. At 131072 and 201088 it
   takes 0.660 and 1.188, and took 0.693 and 1.578 without the barrier. Another one after the first words costs 1%.
   Total variation is slower with the barrier: 0.806 in place of 0.748 at 131072.
-  At 131072 columns that jsd took 1.751 with eight warps, and 1.530 to 1.600 with half of a tile and three or four
-  programs.
+  With eight warps it takes 1.532 ms on one and 0.777 over two. An earlier jsd took 1.530 to 1.600 on one with half of
+  a tile and three or four programs.
 - a top k of 64: 0.647 and 0.725 ms at 131072 and 151936 columns, 0.699 and 1.050 before. Labels take 0.580 and 0.663.
 - Losses of two logits are slower here on one GPU, as no tile stays in registers: 0.968 ms, not 0.860, at 128256
-  columns. Over two, a program of eight warps is faster than `one_pass_kernel`, both with a barrier after the words.
-  Reverse_kl takes 0.371 in place of 0.392 ms at 100352 columns and 0.744 in place of 0.760 at 201088, but 0.568 in
-  place of 0.562 at 151936. Forward_kl takes 0.390 in place of 0.405, and 0.572 in place of 0.613. With one part more
-  it is slower: 0.480, not 0.425, at 117760. So it is with exchange="yielding": 0.414, not 0.388, at 100352.
+  columns. Over two, soft_cross_entropy in one program of eight warps takes 0.372, 0.549 and 0.716 ms at 100352, 151936
+  and 201088 columns, in `one_pass_kernel` 0.380, 0.561 and 0.741. Reverse_kl takes 0.575 at 151936, and 0.537 there.
 - Options at 151936 columns, where labels take 0.652 ms. A bonus took 0.869, mostly for comparisons with 0, then 0.717,
   and takes 0.667 with three programs. Smoothing took 0.686, now 0.660. Both took 0.987, now 0.716 with an early
-  gradient.
+  gradient. Both, with entropies that have no gradient, took 0.711 and take 0.672 with a barrier after the words.
 - A softcap takes 1.052, 1.6 times labels. Its 4.6 exponentials and reciprocals a column keep their unit busy for 70% of
   the time (81% in a whole row); for 17% warps wait for code, a loop of 90 KiB. One reciprocal for eight columns takes
   1.047, a minimum for two columns at once 1.039 (but 0.368 in place of 0.364 at 65536), Newton's method 1.144, three

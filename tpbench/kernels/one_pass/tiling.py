@@ -121,9 +121,9 @@ def machine(device: int) -> Machine:
 
 
 def _shape(
-    share: int, world_size: int, has_labels: bool, mixture: bool, column_bytes: int, cap: int, top_k: bool,
-    options: int, limits: Machine, yields: bool,
+    share: int, world_size: int, loss: str, column_bytes: int, cap: int, top_k: bool, options: int, limits: Machine,
 ) -> Shape:  # fmt: skip
+    has_labels = loss == "cross_entropy"
     padded, full = max(SMALLEST_BLOCK, next_power_of_2(share)), TILE_BYTES // column_bytes
 
     def bytes_of_tiles(programs_per_sm: int) -> int:
@@ -131,7 +131,7 @@ def _shape(
 
     # Six tiles of a row that fills a multiprocessor stay in shared memory, and two pass through a seventh place to
     # registers. Otherwise two programs would share the row and wait for each other.
-    if mixture:
+    if loss in COMPARING_LOSSES:
         tile_columns = full // 2
         while 2 * 3 * tile_columns * column_bytes > bytes_of_tiles(2):  # two tiles, with three places each
             tile_columns //= 2
@@ -146,19 +146,13 @@ def _shape(
     three = world_size == 1 and options == 1 and column_bytes == 2
     block = min(full // 4 if three else full // 2, cap)  # a smaller one would need many tiles
 
-    def room(programs_per_sm: int) -> int:  # columns of a part whose tiles have two places each
-        return bytes_of_tiles(programs_per_sm) // (block * column_bytes) * block // 2
-
     # A shard that nearly fills tiles of one program is as fast as one that does.
     fills = share == padded or (padded <= 4 * full and share >= NEARLY * padded)
     long = share > (4 if top_k else 8) * full if world_size == 1 else share > full and (options or not fills)
     warps = 8 if options and world_size > 1 else 4
     if has_labels and block >= full // 4 and long:
-        return Shape("shared_rows", block, block, room(2 + three), warps, 2 + three)
-    # Two places of each tile leave less room for a part. Rows of two logits have them if that makes no more parts.
-    plain = world_size > 1 and not (has_labels or options or yields)
-    if plain and block >= full // 4 and 1 < -(-share // room(1)) == -(-share // (4 * full)):
-        return Shape("shared_rows", block, block, room(1), 8, 1)
+        room = bytes_of_tiles(2 + three) // (block * column_bytes) * block // 2  # each tile has two places
+        return Shape("shared_rows", block, block, room, warps, 2 + three)
 
     # Two programs per multiprocessor: one works while the other waits, if 128 registers per thread are enough. The
     # launch is cooperative, so the driver refuses it if not all programs fit at once.
@@ -180,32 +174,37 @@ def _shape(
         tiles = 2
     elif padded <= 4 * full and not options:
         tiles, block = 2, 2 * full  # a row that just fits: nothing to exchange
+    # Tiles of half the width leave registers and fill a part better, if seven of them make no more parts.
+    kernel: Kernel = "one_pass"
+    no_more_parts = fits and -(-share // (7 * full // 2)) == -(-share // (4 * full))
+    if not has_labels and tiles == 4 and padded > 2 * full and cap >= full // 2 and no_more_parts:
+        tiles, block = 7, full // 2
+        if loss == "soft_cross_entropy" and world_size > 1 and share > 4 * full and not options:
+            kernel = "shared_rows"
     while (2 * tiles - 1) * block * column_bytes > bytes_of_tiles(programs_per_sm):
         block //= 2
     tile_columns, block = block, min(block, cap, padded // tiles)
-    return Shape("one_pass", block, tile_columns, tiles * block, warps, programs_per_sm)
+    return Shape(kernel, block, tile_columns, tiles * block, warps, programs_per_sm)
 
 
 @functools.lru_cache(maxsize=256)
 def tiling(
     rows: int, columns: int, share: int, world_size: int, itemsize: int, loss: str, block_cap: int | str,
     whole_vectors: bool, limits: Machine, widest: int | None = None, top_k: bool = False, options: int = 0,
-    yields: bool = False,
 ) -> Tiling | str:  # fmt: skip
     """Return the tiling for (rows, columns) logits, or the reason why there is none.
 
     share: columns per rank if the vocabulary is split evenly. This number is equal on all ranks, so that their tilings
     agree in everything that the exchange needs. One rank alone uses its columns, of which some may be padding.
     top_k: the target is a teacher's top k.
-    yields: programs leave rows whose words come late.
     options: 1 if a thread lacks registers for the loss's terms beside 64 numbers of a tile, 2 if they also take longer.
     widest: the most columns that a rank holds, if the ranks know it. If not, a rank with too many raises ValueError.
     """
     share = columns if world_size == 1 else share
     cap = measured_cap("one_read", loss, share) if block_cap == "auto" else int(block_cap)
-    has_labels, mixture = loss == "cross_entropy", loss in COMPARING_LOSSES
+    has_labels = loss == "cross_entropy"
     column_bytes = itemsize * (1 if has_labels else 2)  # the logit and, unless the target is a label, the target logit
-    shape = _shape(share, world_size, has_labels, mixture, column_bytes, cap, top_k, options, limits, yields)
+    shape = _shape(share, world_size, loss, column_bytes, cap, top_k, options, limits)
     part_columns = shape.part_columns
     parts = max(1, -(-columns // part_columns))
     ranks = next_power_of_2(world_size)
@@ -214,7 +213,7 @@ def tiling(
         # each kind in place of 32, and take 1.31 ms in place of 0.97.
         slots = next_power_of_2(-(-3 * -(-share // part_columns) // 2))
     else:
-        slots = 0 if parts == 1 and not mixture else next_power_of_2(parts)
+        slots = 0 if parts == 1 and loss not in COMPARING_LOSSES else next_power_of_2(parts)
     all_programs = limits.processors * shape.programs_per_sm
     if ranks * slots > MAX_WORDS or slots > all_programs:  # all parts of a row run at once
         return f"its rows are too long with block_cap={block_cap}"
