@@ -152,7 +152,7 @@ def memory(name: str, value: Any) -> None:
     except RuntimeError:  # a tensor of torch.func
         has_memory = False
     if not has_memory:
-        waiting = f": pass {name}.wait()" if hasattr(value, "trigger_wait") else ""
+        waiting = f": pass {name}.clone()" if hasattr(value, "trigger_wait") else ""
         raise TypeError(
             f"{name} must have memory of its own, got {type(value).__name__}{waiting}. Tensors of torch.func and "
             "parameters that FSDP has freed, outside of their module's forward, have none"

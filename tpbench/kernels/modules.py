@@ -110,7 +110,9 @@ class LossModule(torch.nn.Module):
                 f"if that is this rank's tensor. If FSDP shards the {name}, call the loss in the forward of the FSDP "
                 "unit that holds it"
             )
-        return value.to_local()
+        value = value.to_local()
+        # A collective of this tensor may not have ended. A copy waits for it, and has the gradient that wait() loses.
+        return value.clone() if hasattr(value, "trigger_wait") else value
 
     def check_columns(self, name: str, columns: int, device: torch.device) -> None:
         """In a first call, raise ValueError on all ranks if their columns don't fit together. Collective then.

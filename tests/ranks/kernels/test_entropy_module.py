@@ -183,7 +183,7 @@ def test_tensors_without_memory_are_refused_by_name(name: str) -> None:
     for other, kind in ((freed, "Tensor. .* FSDP has freed"), (torch.nested.nested_tensor([value]), "a nested one")):
         with pytest.raises(TypeError, match=f"^{name} must .* got {kind}"):
             call(other)
-    with pytest.raises(TypeError, match=rf"Async.*: pass {name}.wait\(\)"):
+    with pytest.raises(TypeError, match=rf"Async.*: pass {name}.clone\(\)"):
         call(AsyncCollectiveTensor(value))
 
 

@@ -168,7 +168,7 @@ def tensors_left(here: Rank, name: str, tp_size: int, fields: dict[str, Any]) ->
 
 @pytest.mark.parametrize(
     ("name", "tp_size", "train_loss"),
-    [("fsdp_dtensor", 2, "tpbench_linear"), ("dtensor_tp", 2, "torch"), ("fsdp", 1, "tpbench"), ("ddp", 1, "torch")],
+    [("fsdp_dtensor", 2, "tpbench_linear"), ("dtensor_tp", 2, "tpbench_linear"), ("ddp", 1, "tpbench")],
 )
 def test_a_cell_leaves_no_tensor_to_the_next_one(name: str, tp_size: int, train_loss: str) -> None:
     """With reuse=true, cells share their processes."""

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
 from tpbench.comm.collectives import exchanged
@@ -118,4 +119,6 @@ def _of_hidden_states(problem: TrainStep, model: Any, function: Callable[..., Te
 
 def local_shard(value: Tensor) -> Tensor:
     """Return this rank's shard of a DTensor; any other tensor is returned as it is."""
-    return value.to_local() if isinstance(value, DTensor) else value
+    value = value.to_local() if isinstance(value, DTensor) else value
+    # A copy waits for the collective of a tensor, and keeps its gradient.
+    return value.clone() if isinstance(value, AsyncCollectiveTensor) else value
