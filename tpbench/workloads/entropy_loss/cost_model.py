@@ -82,7 +82,7 @@ def counts(label: str, size: LossSize) -> Counts:
     else:
         unit = size.tokens * (ranks - 1) / (ranks if reduces else 1)
         if sends_parts(label):
-            unit *= parts_of_row(size)
+            unit *= parts_of_row(size, "entropy=true" in options)
     time |= {
         f"bytes over ranks {size.loss}": worked,
         "collective latency": math.log2(2 * ranks),
@@ -102,7 +102,7 @@ def sends_parts(label: str) -> bool:
     return exchanges_of(name) == "numbers of parts" and "exchange=nccl" not in options
 
 
-def parts_of_row(size: LossSize) -> int:
+def parts_of_row(size: LossSize, entropy: bool = False) -> int:
     """Return for how many parts of a row each rank of Hopper GPUs sends numbers, some of them empty.
 
     It is a power of two, for shards of up to 1.5 times the even share. `tpbench.kernels.one_pass.tiling` decides it,
@@ -114,7 +114,7 @@ def parts_of_row(size: LossSize) -> int:
         part_bytes = 2**15
     elif matrices == 1 and row_bytes > 2**15:
         padded = 1 << (row_bytes - 1).bit_length()
-        if row_bytes < (0.95 * padded if padded <= 2**17 else padded):
+        if entropy or row_bytes < (0.95 * padded if padded <= 2**17 else padded):
             part_bytes = 7 * 2**13  # two programs share a multiprocessor
     return 1 << (math.ceil(1.5 * math.ceil(row_bytes / part_bytes)) - 1).bit_length()
 
