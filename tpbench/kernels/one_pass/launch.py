@@ -114,8 +114,7 @@ def prepare(
         return "its rows must be contiguous and made of whole 16-byte vectors"
     on = machine(device)
     rows, columns = logits.shape
-    smoothed, entropy, softcap = map(of_loss.get, ("SMOOTHED", "ENTROPY", "SOFTCAP"))
-    options = 2 if softcap or (smoothed and entropy_grad) else 1 if smoothed or entropy else 0
+    options = any(map(of_loss.get, ("SMOOTHED", "ENTROPY", "SOFTCAP")))
     plan = tiling(
         rows, columns, vocabulary.share, world_size, logits.dtype.itemsize, loss, block_cap, vectors, on,
         vocabulary.widest, top_k > 0, options,

@@ -144,24 +144,36 @@ def row_to_thread(values, SPEC: gl.constexpr):
 
 
 @gluon.constexpr_function
+def looped(spec):
+    """How many of the first tiles a loop at run time works on. The compiler knows the numbers of the other tiles."""
+    many = spec.KERNEL == "shared_rows" and spec.WORLD == 1
+    return min(spec.WHOLE_TILES, spec.TILES - 1) if many else 0
+
+
+@gluon.constexpr_function
+def is_last(tile_of_row, spec):
+    return isinstance(tile_of_row, int) and tile_of_row == spec.TILES - 1
+
+
+@gluon.constexpr_function
 def repeats(tile_of_row, spec):
     """Vectors of a row of the tile that one thread holds. The last tile may have fewer than the others."""
-    return spec.LAST_REPEATS if tile_of_row == spec.TILES - 1 else spec.REPEATS
+    return spec.LAST_REPEATS if is_last(tile_of_row, spec) else spec.REPEATS
 
 
 @gluon.constexpr_function
 def is_whole(tile_of_row, spec):
-    return tile_of_row < spec.WHOLE_TILES
+    return not isinstance(tile_of_row, int) or tile_of_row < spec.WHOLE_TILES
 
 
 @gluon.constexpr_function
-def units_before(tile_of_row, spec):
-    """Vectors of a part before a tile."""
-    return tile_of_row * spec.REPEATS * spec.LANES
+def units(spec):
+    """Vectors of a tile."""
+    return spec.REPEATS * spec.LANES
 
 
 @gluon.jit
-def vectors_and_places(tile_of_row: gl.constexpr, SPEC: gl.constexpr):
+def vectors_and_places(tile_of_row, SPEC: gl.constexpr):
     """Return for each element of a tile its vector, (1, REPEATS, LANES, 1), and its place in it, (1, 1, 1, VECTOR)."""
     tile: gl.constexpr = tile_layout(SPEC)
     REPEATS: gl.constexpr = repeats(tile_of_row, SPEC)
@@ -173,8 +185,8 @@ def vectors_and_places(tile_of_row: gl.constexpr, SPEC: gl.constexpr):
 
 
 @gluon.jit
-def inside_softmax(like, valid, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
+def inside_softmax(like, valid, tile_of_row, SPEC: gl.constexpr):
     """Return which elements of a tile belong to the softmax. like: of its shape. valid: those columns of the part."""
     vector, place = vectors_and_places(tile_of_row, SPEC)
     column = (vector * SPEC.VECTOR + place) + gl.zeros_like(like).to(gl.int32)
-    return column < valid - units_before(tile_of_row, SPEC) * SPEC.VECTOR + ptx.opaque_zero()
+    return column < valid - tile_of_row * units(SPEC) * SPEC.VECTOR + ptx.opaque_zero()

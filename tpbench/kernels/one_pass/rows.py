@@ -100,7 +100,7 @@ def copy_tiles(walk, at, row, label, COUNT: gl.constexpr, SPEC: gl.constexpr):
     """Start to copy COUNT tiles of rows to their places `at`. Returns which rows count."""
     counts = targets.rows_that_count(walk, row, label, SPEC)
     for tile_of_row in gl.static_range(COUNT):
-        tiles.copy_tile(walk, at, row, counts, tile_of_row, tile_of_row, SPEC)
+        tiles.copy_tile(walk, at, row, counts, tile_of_row, SPEC)
     return counts
 
 

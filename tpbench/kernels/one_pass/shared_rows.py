@@ -1,9 +1,9 @@
 """The one-pass kernels whose words have a whole row's time: for rows that programs share, and for two losses.
 
 A program sends the state of a row before it receives those of the row before. So neither the way of the words nor
-programs that are late by less than a row make it wait. If instructions take longer than memory, it stores a first
-gradient before it reduces the row's second half. Every tile has a place for each row that is under way, and none stays
-in registers. Two or three programs share a multiprocessor: one computes while another moves memory.
+programs that are late by less than a row make it wait. Every tile has a place for each row that is under way, and none
+stays in registers. Two programs share a multiprocessor: one computes while another moves memory. On one GPU a loop
+works on the whole tiles, so that the code is short.
 
 Jsd and total variation need both softmaxes of a row before a second sum over its columns. So their words travel twice.
 Memory is read once. Each column of jsd takes five exponentials and logarithms, where reverse_kl takes three.
@@ -11,26 +11,25 @@ Memory is read once. Each column of jsd takes five exponentials and logarithms, 
 Measured on an H200, 4096 rows in bf16:
 
 - labels: 0.649 ms in place of 0.862 at 151936 columns. Over two: 0.338 in place of 0.445.
-- jsd: 1.277 and 1.765 ms at 131072 and 151936 columns, where reverse_kl takes 0.875 and 1.015. Without the barrier it
-  took 1.411 and 1.765, and before, with q and p / q by exponentials of their own, 1.512 and 1.946. The logarithm of the
-  mixture itself needs no ratio and took 1.361 and 1.739, but its rounding grows with the exponents.
-  Total variation takes 0.656, 1.300 and 1.703, and three kernels took 2.229 and 2.623.
+- jsd: 1.277 and 1.765 ms at 131072 and 151936 columns, where reverse_kl takes 0.875 and 1.015. It took 1.411 and 1.765
+  without the barrier, 1.532 at 131072 with eight warps, and 1.512 and 1.946 with q and p / q by exponentials of their
+  own. The logarithm of the mixture itself took 1.361 and 1.739, but its rounding grows with the exponents.
   Over two H200s jsd takes 0.890 at 151936 columns. It took 1.308 with twice the words to read. At 131072 and 201088 it
   takes 0.660 and 1.188, and took 0.693 and 1.578 without the barrier. Another one after the first words costs 1%.
-  Total variation is slower with the barrier: 0.806 in place of 0.748 at 131072.
-  With eight warps it takes 1.532 ms on one and 0.777 over two. An earlier jsd took 1.530 to 1.600 on one with half of
-  a tile and three or four programs.
-- a top k of 64: 0.647 and 0.725 ms at 131072 and 151936 columns, 0.699 and 1.050 before. Labels take 0.580 and 0.663.
+- Total variation takes 1.300 and 1.703 ms, and three kernels took 2.229 and 2.623. Over two H200s it takes 0.748 at
+  131072 columns, and 0.806 with a barrier.
+- The loop shortens the code of a softcap from 90 to 24 KiB. Warps had waited for code for 17% of the time. At 151936
+  columns a softcap takes 1.006 ms in place of 1.063, with smoothing, a z-loss and entropies 1.03 in place of 1.41, a
+  top k of 64 0.670 in place of 0.717 and labels 0.649 either way. At 256000 columns a softcap takes 1.69 in place of
+  2.05, and labels lose 0.4%. In `one_pass_kernel` its barriers cost losses of two logits 2 to 5%.
+- Options take 0.652 (smoothing), 0.654 (a bonus) and 0.661 ms (both) at 151936 columns. With three programs smoothing
+  and the bonus took 0.661, and both 0.987, later 0.712 with a gradient stored before the row's second half was read.
+- A softcap takes 1.55 times labels. Its 4.6 exponentials and reciprocals a column keep their unit busy for 77% of the
+  time. Tanh by a polynomial, where all logits of a thread are below the cap, takes 0.977 ms, but 1.05 for larger
+  logits. Three programs take 1.059, eight warps 1.204, one reciprocal for eight columns 0.5% less.
 - Losses of two logits are slower here on one GPU, as no tile stays in registers: 0.968 ms, not 0.860, at 128256
   columns. Over two, soft_cross_entropy in one program of eight warps takes 0.372, 0.549 and 0.716 ms at 100352, 151936
   and 201088 columns, in `one_pass_kernel` 0.380, 0.561 and 0.741. Reverse_kl takes 0.575 at 151936, and 0.537 there.
-- Options at 151936 columns, where labels take 0.652 ms. A bonus took 0.869, mostly for comparisons with 0, then 0.717,
-  and takes 0.667 with three programs. Smoothing took 0.686, now 0.660. Both took 0.987, now 0.716 with an early
-  gradient. Both, with entropies that have no gradient, took 0.711 and take 0.672 with a barrier after the words.
-- A softcap takes 1.052, 1.6 times labels. Its 4.6 exponentials and reciprocals a column keep their unit busy for 70% of
-  the time (81% in a whole row); for 17% warps wait for code, a loop of 90 KiB. One reciprocal for eight columns takes
-  1.047, a minimum for two columns at once 1.039 (but 0.368 in place of 0.364 at 65536), Newton's method 1.144, three
-  programs 1.184, eight warps 1.258, and with these a polynomial for one of four exponentials 1.246.
 - Over two H200s eight warps are faster: at 131072 columns an entropy bonus took 0.380 in place of 0.467 ms.
 """
 
@@ -60,7 +59,7 @@ def shared_rows_kernel(
     """Compute the same as `one_pass_kernel` for rows that programs share."""
     gl.static_assert(SPEC.SLOTS > 0)
     TILES: gl.constexpr = SPEC.TILES
-    AHEAD: gl.constexpr = SPEC.AHEAD
+    LOOPED: gl.constexpr = layouts.looped(SPEC)
     walk = rows.open_walk(logits, target, grad, mailbox, n_rows, n_columns, n_parts, part_columns, n_valid,
                           vocab_start, vocab_size, ignore_index, strides, scales, 2, 2, SPEC)  # fmt: skip
     epoch = gl.load(mailbox.control) + 1
@@ -97,9 +96,8 @@ def shared_rows_kernel(
         last_label = targets.load_labels(inputs, walk, rows.after(walk, row, 3, SPEC), SPEC)
 
         next_at = (step + 1) % 2
-        held = tiles.reduce_tiles(states.no_columns(SPEC), walk, next_at, 0, AHEAD, TILES - AHEAD, SPEC)
-        if AHEAD == TILES:
-            next_sent, next_own, next_teacher = _send_rows(walk, step + 1, held, next_own, queues, SPEC)
+        held = tiles.reduce_tiles(states.no_columns(SPEC), walk, next_at, 0, TILES, 0, SPEC)
+        next_sent, next_own, next_teacher = _send_rows(walk, step + 1, held, next_own, queues, SPEC)
 
         looked = exchange.first_look(sent, queues, SPEC)
         state, limits, came = exchange.receive_state(looked, limits, queues, SPEC)
@@ -109,11 +107,11 @@ def shared_rows_kernel(
         )
         copied_row = rows.after(walk, next_row, 1, SPEC)
         copied = targets.rows_that_count(walk, copied_row, later_label, SPEC)
-        for tile_of_row in gl.static_range(TILES):
+        if LOOPED > 0:
+            for tile_of_row in range(LOOPED):
+                tiles.store_and_copy(walk, step % 2, factors, row, exists, copied_row, copied, tile_of_row, SPEC)
+        for tile_of_row in gl.static_range(LOOPED, TILES):
             tiles.store_and_copy(walk, step % 2, factors, row, exists, copied_row, copied, tile_of_row, SPEC)
-            if tile_of_row == 0 and AHEAD < TILES:
-                held = tiles.reduce_tiles(held, walk, next_at, AHEAD, TILES, 1, SPEC)
-                next_sent, next_own, next_teacher = _send_rows(walk, step + 1, held, next_own, queues, SPEC)
         targets.store_at_target(walk, own, state, terms, factors, row, exists, SPEC)
         counts, own, teacher, sent = next_counts, next_own, next_teacher, next_sent
         next_label, later_label = later_label, last_label
@@ -141,8 +139,8 @@ def _divergences(walk, at, state, copied_row, copied, SPEC: gl.constexpr):
     kept = ()
     TILES: gl.constexpr = SPEC.TILES
     for tile_of_row in gl.static_range(TILES):
-        raw_x, raw_t = tiles.load_tile(walk, at, tile_of_row, tile_of_row, SPEC)
-        tiles.copy_tile(walk, at, copied_row, copied, tile_of_row, tile_of_row, SPEC)
+        raw_x, raw_t = tiles.load_tile(walk, at, tile_of_row, SPEC)
+        tiles.copy_tile(walk, at, copied_row, copied, tile_of_row, SPEC)
         x, slope = states.exponents(raw_x, walk.scales.logits, reference_x, SPEC.SOFTCAP)
         t, _ = states.exponents(raw_t, walk.scales.target, reference_t, SPEC.TARGET_SOFTCAP)
         x, p, q, over_p, over_q = states.compare_softmaxes(x, t + shift, SPEC)

@@ -122,7 +122,7 @@ def no_columns(SPEC: gl.constexpr):
 
 
 @gluon.jit
-def tile_state(walk, x, t, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
+def tile_state(walk, x, t, tile_of_row, SPEC: gl.constexpr):
     """Reduce a tile of raw logits x and target logits t, (ROWS, REPEATS, LANES, VECTOR), within each thread.
 
     A cap makes numbers of the -inf in columns that do not belong to the softmax. Returns a `TileState`. With labels its

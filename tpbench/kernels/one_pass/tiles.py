@@ -15,8 +15,8 @@ def allocate(element: gl.constexpr, PLACES: gl.constexpr, LAST_PLACES: gl.conste
     """Allocate shared memory for the tiles of a matrix: a tuple of (places, ROWS, REPEATS, LANES, VECTOR).
 
     Each tile has PLACES places but for the last one, which has LAST_PLACES. The first and the last tile of a whole row
-    share theirs. If all tiles shared one allocation, the compiler would assume that all copies and reads overlap, and
-    would put barriers between them.
+    share theirs. If tiles share one allocation, the compiler assumes that all copies and reads overlap, and puts
+    barriers between them. So only those do on which a loop works.
     """
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
     WHOLE: gl.constexpr = SPEC.KERNEL == "whole_row"
@@ -25,16 +25,32 @@ def allocate(element: gl.constexpr, PLACES: gl.constexpr, LAST_PLACES: gl.conste
     LAST_REPEATS: gl.constexpr = SPEC.REPEATS if WHOLE else SPEC.LAST_REPEATS
     last_shape: gl.constexpr = [LAST_PLACES, SPEC.ROWS, LAST_REPEATS, SPEC.LANES, SPEC.VECTOR]
     shared = ()
-    for _ in gl.static_range(HELD):
-        shared = shared + (gl.allocate_shared_memory(element, shape, flat),)
+    if layouts.looped(SPEC) > 0:
+        held: gl.constexpr = [PLACES * HELD, SPEC.ROWS, SPEC.REPEATS, SPEC.LANES, SPEC.VECTOR]
+        shared = (gl.allocate_shared_memory(element, held, flat),)
+    else:
+        for _ in gl.static_range(HELD):
+            shared = shared + (gl.allocate_shared_memory(element, shape, flat),)
     return shared + (gl.allocate_shared_memory(element, last_shape, flat),)
 
 
 @gluon.jit
-def _addresses(walk, matrix, row, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
+def _place(shared, at, tile_of_row, SPEC: gl.constexpr):
+    """Return place `at` of a tile in the shared memory of a matrix, (ROWS, REPEATS, LANES, VECTOR)."""
+    if layouts.looped(SPEC) == 0:
+        place = shared[min(tile_of_row, len(shared) - 1)].index(at)
+    elif layouts.is_last(tile_of_row, SPEC):
+        place = shared[1].index(at)
+    else:
+        place = shared[0].index(at * (SPEC.TILES - 1) + tile_of_row)
+    return place.slice(0, layouts.repeats(tile_of_row, SPEC), dim=1)
+
+
+@gluon.jit
+def _addresses(walk, matrix, row, tile_of_row, SPEC: gl.constexpr):
     """Addresses of the elements of a tile, (ROWS, REPEATS, LANES, VECTOR)."""
     vector, place = layouts.vectors_and_places(tile_of_row, SPEC)
-    first = walk.first + layouts.units_before(tile_of_row, SPEC)
+    first = walk.first + tile_of_row * layouts.units(SPEC)
     if SPEC.VECTOR > 1:  # the compiler sees that the address of each vector is a multiple of its size
         return (
             matrix.pointer
@@ -47,20 +63,19 @@ def _addresses(walk, matrix, row, tile_of_row: gl.constexpr, SPEC: gl.constexpr)
 
 
 @gluon.jit
-def _existing(walk, rows, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
+def _existing(walk, rows, tile_of_row, SPEC: gl.constexpr):
     """Return which elements of a tile exist, (ROWS, REPEATS, LANES, VECTOR): all of `rows` in a whole tile."""
     vector, place = layouts.vectors_and_places(tile_of_row, SPEC)
     rows = layouts.row_to_tile(rows, SPEC)
     if layouts.is_whole(tile_of_row, SPEC):
         return rows & (vector >= 0) & (place >= 0)
     else:
-        extent = walk.extent - layouts.units_before(tile_of_row, SPEC) + ptx.opaque_zero()
+        extent = walk.extent - tile_of_row * layouts.units(SPEC) + ptx.opaque_zero()
         return rows & (vector < extent) & (place >= 0)
 
 
 @gluon.jit
-def _copy_one(walk, shared, at, matrix, row, inside, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
-    shared = shared.index(at).slice(0, layouts.repeats(tile_of_row, SPEC), dim=1)
+def _copy_one(walk, shared, matrix, row, inside, tile_of_row, SPEC: gl.constexpr):
     pointer = _addresses(walk, matrix, row, tile_of_row, SPEC)
     if SPEC.VECTOR > 1:
         ptx.copy_to_shared(shared, pointer, mask=inside)
@@ -69,25 +84,26 @@ def _copy_one(walk, shared, at, matrix, row, inside, tile_of_row: gl.constexpr, 
 
 
 @gluon.jit
-def copy_tile(walk, at, row, counts, tile_of_row: gl.constexpr, HELD: gl.constexpr, SPEC: gl.constexpr):
-    """Start to copy a tile of the rows (ROWS,) that count to place `at` of the shared tile HELD, as one group.
+def copy_tile(walk, at, row, counts, tile_of_row, SPEC: gl.constexpr):
+    """Start to copy a tile of the rows (ROWS,) that count to its place `at`, as one group.
 
     Elements of other rows, and those past the end of the part, become zero.
     """
     inside = _existing(walk, counts, tile_of_row, SPEC)
-    _copy_one(walk, walk.shared_x[HELD], at, walk.logits, row, inside, tile_of_row, SPEC)
+    place = _place(walk.shared_x, at, tile_of_row, SPEC)
+    _copy_one(walk, place, walk.logits, row, inside, tile_of_row, SPEC)
     if not layouts.has_labels(SPEC):
-        _copy_one(walk, walk.shared_t[HELD], at, walk.target, row, inside, tile_of_row, SPEC)
+        place = _place(walk.shared_t, at, tile_of_row, SPEC)
+        _copy_one(walk, place, walk.target, row, inside, tile_of_row, SPEC)
     async_copy.commit_group()
 
 
 @gluon.jit
-def _load_one(walk, shared, at, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
-    shared = shared.index(at).slice(0, layouts.repeats(tile_of_row, SPEC), dim=1)
+def _load_one(walk, shared, tile_of_row, SPEC: gl.constexpr):
     values = shared.load(layouts.tile_layout(SPEC))
     if not layouts.is_whole(tile_of_row, SPEC):
         vector, _place = layouts.vectors_and_places(tile_of_row, SPEC)
-        valid = walk.valid - layouts.units_before(tile_of_row, SPEC) * SPEC.VECTOR + ptx.opaque_zero()
+        valid = walk.valid - tile_of_row * layouts.units(SPEC) * SPEC.VECTOR + ptx.opaque_zero()
         if SPEC.PADDED or SPEC.VECTOR == 1:
             inside = layouts.inside_softmax(values, walk.valid, tile_of_row, SPEC)
             values = gl.where(inside, values, gl.full_like(values, -states.INF))
@@ -98,16 +114,24 @@ def _load_one(walk, shared, at, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
 
 
 @gluon.jit
-def load_tile(walk, at, tile_of_row: gl.constexpr, HELD: gl.constexpr, SPEC: gl.constexpr):
-    """Load the logits and target logits of a tile, (ROWS, REPEATS, LANES, VECTOR) each, from place `at` of tile HELD.
+def load_tile(walk, at, tile_of_row, SPEC: gl.constexpr):
+    """Load the logits and target logits of a tile, (ROWS, REPEATS, LANES, VECTOR) each, from its place `at`.
 
     They are -inf past the columns of the part and of the softmax.
     """
-    x = _load_one(walk, walk.shared_x[HELD], at, tile_of_row, SPEC)
+    x = _load_one(walk, _place(walk.shared_x, at, tile_of_row, SPEC), tile_of_row, SPEC)
     if layouts.has_labels(SPEC):
         return x, x
     else:
-        return x, _load_one(walk, walk.shared_t[HELD], at, tile_of_row, SPEC)
+        return x, _load_one(walk, _place(walk.shared_t, at, tile_of_row, SPEC), tile_of_row, SPEC)
+
+
+@gluon.jit
+def _reduce_tile(state, walk, at, tile_of_row, LATER: gl.constexpr, SPEC: gl.constexpr):
+    ptx.await_copies(LATER)
+    x, t = load_tile(walk, at, tile_of_row, SPEC)
+    tile = states.tile_state(walk, x, t, tile_of_row, SPEC)
+    return merge_two(state, tile.state, ptx.exp2, SPEC)
 
 
 @gluon.jit
@@ -116,11 +140,14 @@ def reduce_tiles(state, walk, at, BEGIN: gl.constexpr, END: gl.constexpr, LATER:
 
     LATER: groups of copies that were started after the last of these tiles.
     """
-    for tile_of_row in gl.static_range(BEGIN, END):
-        ptx.await_copies(END - 1 - tile_of_row + LATER)
-        x, t = load_tile(walk, at, tile_of_row, tile_of_row, SPEC)
-        tile = states.tile_state(walk, x, t, tile_of_row, SPEC)
-        state = merge_two(state, tile.state, ptx.exp2, SPEC)
+    LOOPED: gl.constexpr = layouts.looped(SPEC)
+    gl.static_assert(LOOPED == 0 or BEGIN == 0)
+    if LOOPED > 0:
+        for tile_of_row in range(LOOPED):
+            state = _reduce_tile(state, walk, at, tile_of_row, END - 1 + LATER, SPEC)
+            async_copy.commit_group()  # an empty one: as many groups follow each tile of the loop
+    for tile_of_row in gl.static_range(BEGIN + LOOPED, END):
+        state = _reduce_tile(state, walk, at, tile_of_row, END - 1 - tile_of_row + LATER + LOOPED, SPEC)
     return state
 
 
@@ -222,12 +249,12 @@ def gradient_factors(state, terms, counts, SPEC: gl.constexpr):
 
 
 @gluon.jit
-def store_gradient(walk, g, row, exists, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
+def store_gradient(walk, g, row, exists, tile_of_row, SPEC: gl.constexpr):
     """Store the gradient of a tile, (ROWS, REPEATS, LANES, VECTOR) in fp32."""
     if SPEC.PADDED and not layouts.is_whole(tile_of_row, SPEC):
         vector, place = layouts.vectors_and_places(tile_of_row, SPEC)
         column = (vector * SPEC.VECTOR + place) + gl.zeros_like(g).to(gl.int32)
-        g = gl.where(column < walk.valid - layouts.units_before(tile_of_row, SPEC) * SPEC.VECTOR, g, 0.0)
+        g = gl.where(column < walk.valid - tile_of_row * layouts.units(SPEC) * SPEC.VECTOR, g, 0.0)
     inside = _existing(walk, exists, tile_of_row, SPEC)
     to = _addresses(walk, walk.grad, row, tile_of_row, SPEC)
     gl.store(to, g.to(walk.grad.pointer.dtype.element_ty), mask=inside)
@@ -245,7 +272,7 @@ def times_factor(exp_x, x, factor, options, SPEC: gl.constexpr):
 
 
 @gluon.jit
-def store_from_registers(walk, tile, factors, row, exists, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
+def store_from_registers(walk, tile, factors, row, exists, tile_of_row, SPEC: gl.constexpr):
     """Store the gradient of a tile in registers (`TileState`), whose exponentials are relative to each thread's m."""
     if layouts.keeps_raw(SPEC):
         store_from_logits(walk, (tile.exp_x, tile.other), factors, row, exists, tile_of_row, SPEC)
@@ -274,7 +301,7 @@ def times_difference(exp_x, difference, x, factors, SPEC: gl.constexpr):
 
 
 @gluon.jit
-def store_from_logits(walk, raw, factors, row, exists, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
+def store_from_logits(walk, raw, factors, row, exists, tile_of_row, SPEC: gl.constexpr):
     """Store the gradient of a tile of raw logits and target logits, `raw`, (ROWS, REPEATS, LANES, VECTOR) each."""
     x, slope = states.exponents(raw[0], walk.scales.logits, factors.reference[:, None, :, None], SPEC.SOFTCAP)
     g = ptx.exp2(x)
@@ -294,10 +321,10 @@ def store_from_logits(walk, raw, factors, row, exists, tile_of_row: gl.constexpr
 
 
 @gluon.jit
-def store_and_copy(walk, at, factors, row, exists, copied_row, copied, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
+def store_and_copy(walk, at, factors, row, exists, copied_row, copied, tile_of_row, SPEC: gl.constexpr):
     """Store the gradient of a tile of rows at place `at`, and start to copy that of other rows to its place."""
     if SPEC.GRAD:
-        raw = load_tile(walk, at, tile_of_row, tile_of_row, SPEC)
-    copy_tile(walk, at, copied_row, copied, tile_of_row, tile_of_row, SPEC)
+        raw = load_tile(walk, at, tile_of_row, SPEC)
+    copy_tile(walk, at, copied_row, copied, tile_of_row, SPEC)
     if SPEC.GRAD:
         store_from_logits(walk, raw, factors, row, exists, tile_of_row, SPEC)

@@ -72,7 +72,7 @@ class Tile:
     SLOTS: int
     """Parts that each rank sends, some of them empty: a power of two, equal on all ranks. 0: nothing to exchange."""
     AHEAD: int
-    """Tiles of the next row that are reduced before the wait for this row's words, at most TILES - 1 in `one_pass`."""
+    """Tiles of the next row that `one_pass` reduces before the wait for this row's words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +121,7 @@ def machine(device: int) -> Machine:
 
 
 def _shape(
-    share: int, world_size: int, loss: str, column_bytes: int, cap: int, top_k: bool, options: int, limits: Machine,
+    share: int, world_size: int, loss: str, column_bytes: int, cap: int, top_k: bool, options: bool, limits: Machine,
 ) -> Shape:  # fmt: skip
     has_labels = loss == "cross_entropy"
     padded, full = max(SMALLEST_BLOCK, next_power_of_2(share)), TILE_BYTES // column_bytes
@@ -141,18 +141,17 @@ def _shape(
     if world_size == 1 and not top_k and fits and 4 * full < padded <= 8 * min(full, cap):
         return Shape("whole_row", padded // 8, padded // 8, padded, 16, 1)
     # Labels need few instructions: memory would wait for the exchange, unless the words have a whole row's time. Two
-    # programs, or three for an option, have few warps each, whose registers hold the numbers of more columns at once.
+    # programs have few warps each, whose registers hold the numbers of more columns at once.
     # Shards of 16384 columns and less are faster if a tile has several of their rows. No row of a top k is whole.
-    three = world_size == 1 and options == 1 and column_bytes == 2
-    block = min(full // 4 if three else full // 2, cap)  # a smaller one would need many tiles
+    block = min(full // (4 if world_size == 1 else 2), cap)  # a smaller one would need many tiles
 
     # A shard that nearly fills tiles of one program is as fast as one that does.
     fills = share == padded or (padded <= 4 * full and share >= NEARLY * padded)
     long = share > (4 if top_k else 8) * full if world_size == 1 else share > full and (options or not fills)
     warps = 8 if options and world_size > 1 else 4
     if has_labels and block >= full // 4 and long:
-        room = bytes_of_tiles(2 + three) // (block * column_bytes) * block // 2  # each tile has two places
-        return Shape("shared_rows", block, block, room, warps, 2 + three)
+        room = bytes_of_tiles(2) // (block * column_bytes) * block // 2  # each tile has two places
+        return Shape("shared_rows", block, block, room, warps, 2)
 
     # Two programs per multiprocessor: one works while the other waits, if 128 registers per thread are enough. The
     # launch is cooperative, so the driver refuses it if not all programs fit at once.
@@ -190,14 +189,14 @@ def _shape(
 @functools.lru_cache(maxsize=256)
 def tiling(
     rows: int, columns: int, share: int, world_size: int, itemsize: int, loss: str, block_cap: int | str,
-    whole_vectors: bool, limits: Machine, widest: int | None = None, top_k: bool = False, options: int = 0,
+    whole_vectors: bool, limits: Machine, widest: int | None = None, top_k: bool = False, options: bool = False,
 ) -> Tiling | str:  # fmt: skip
     """Return the tiling for (rows, columns) logits, or the reason why there is none.
 
     share: columns per rank if the vocabulary is split evenly. This number is equal on all ranks, so that their tilings
     agree in everything that the exchange needs. One rank alone uses its columns, of which some may be padding.
     top_k: the target is a teacher's top k.
-    options: 1 if a thread lacks registers for the loss's terms beside 64 numbers of a tile, 2 if they also take longer.
+    options: a thread lacks registers for the loss's terms beside 64 numbers of a tile.
     widest: the most columns that a rank holds, if the ranks know it. If not, a rank with too many raises ValueError.
     """
     share = columns if world_size == 1 else share
@@ -240,10 +239,8 @@ def tiling(
     repeats = max(1, shape.block // (lanes * vector))
     tiles = max(2 if slots else 1, -(-part_columns // (repeats * lanes * vector)))
     last_columns = part_columns - (tiles - 1) * repeats * lanes * vector
-    # All but the last, and one less if another program works during the wait. `shared_rows` explains its number.
+    # All but the last, and one less if another program works during the wait.
     ahead = tiles - (2 if has_labels and shape.programs_per_sm > 1 else 1)
-    if shape.kernel == "shared_rows":
-        ahead = -(-tiles // 2) if world_size == 1 and options == 2 and column_bytes == 2 else tiles
     return Tiling(
         KERNEL=shape.kernel,
         ROWS=tile_rows,
