@@ -106,7 +106,7 @@ def parts_of_row(size: LossSize, entropy: bool = False) -> int:
     """Return for how many parts of a row each rank of Hopper GPUs sends numbers, some of them empty.
 
     It is a power of two, for shards of up to 1.5 times the even share. `tpbench.kernels.one_pass.tiling` decides it,
-    which needs torch.
+    which needs torch. entropy: rows of labels have entropies, too.
     """
     matrices = 1 if size.loss in LABEL_LOSSES else 2
     row_bytes, part_bytes = int(size.gathered(1) / size.tokens) * matrices, 2**17
